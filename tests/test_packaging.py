@@ -6,10 +6,8 @@ import os
 import subprocess
 import sys
 import tomllib
-from importlib import metadata, resources
+from importlib import metadata
 from pathlib import Path
-
-import embert
 
 ROOT = Path(__file__).parent.parent
 
@@ -35,14 +33,6 @@ def test_command_is_next_to_the_interpreter() -> None:
     assert os.access(command_path(), os.X_OK)
     (entry,) = metadata.entry_points(group="console_scripts", name="embert")
     assert callable(entry.load())
-
-
-def test_the_package_carries_its_typing_marker() -> None:
-    assert resources.files("embert").joinpath("py.typed").is_file()
-
-
-def test_the_version_is_the_packages_own() -> None:
-    assert embert.__version__ == project()["version"]
 
 
 def test_the_package_imports_nothing_heavy() -> None:

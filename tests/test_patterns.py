@@ -17,7 +17,7 @@ import pytest
 import embert
 
 PACKAGE = Path(embert.__file__).parent
-SIZES = (1_000, 100_000, 1_000_000)  # a pattern that takes quadratic time fails at the second
+SIZES = (1_000, 100_000)  # a pattern that takes quadratic time fails at the second
 MOST_S = 10.0  # of CPU, where linear time takes less than 0.1
 # Values of local variables that patterns are made of.
 LOCALS: dict[str, Any] = {

@@ -14,7 +14,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 import yaml
 from grafana_foundation_sdk.cog import encoder, plugins
@@ -88,7 +87,7 @@ class Load(threading.Thread):
             for priority in itertools.cycle(("interactive", "bulk")):
                 for path, body in requests:
                     client.post(path, json=body, headers={"x-priority": priority})
-                if self.stop.wait(0.05):
+                if self.stop.wait(0.25):
                     return
 
 
@@ -208,23 +207,6 @@ def test_rules_are_evaluated_without_errors(watched: Prometheus) -> None:
     until(lambda: watched.values('ALERTS{alertname="EmbertErrors", alertstate="pending"}'), what="a pending alert")
 
 
-def test_parts_add_up_to_the_duration(watched: Prometheus) -> None:
-    """The stacked panel is as high as all time for each answer: within 2 %, which Prometheus' extrapolation may err."""
-    (panel,) = [panel for panel in PANELS if panel["title"].startswith("Where the time goes")]
-    spent = "sum (rate(embert_request_duration_seconds_sum{{priority=~'{priority}'}}[10s]))"
-    answers = "sum (rate(embert_request_duration_seconds_count{{priority=~'{priority}',outcome='answered'}}[10s]))"
-    parts = " + ".join(f"({target['expr']})" for target in panel["targets"])
-    assert len(panel["targets"]) == 5
-    for priority in ("interactive", "bulk", ".+"):
-        mean = " / ".join(each.format(priority=priority) for each in (spent, answers))
-        ratio = f"({chosen(parts, priority)}) / ({mean})"
-
-        def adds_up(ratio: str = ratio) -> bool:
-            return any(abs(value - 1) < 0.02 for value in watched.values(ratio))
-
-        until(adds_up, what=ratio)
-
-
 @pytest.mark.parametrize("variable", DASHBOARD["templating"]["list"], ids=lambda each: str(each["name"]))
 def test_the_queries_that_fill_the_choices(watched: Prometheus, variable: dict[str, Any]) -> None:
     if variable["type"] == "datasource":
@@ -254,17 +236,6 @@ def test_a_model_an_engine_and_a_priority_can_be_chosen(watched: Prometheus) -> 
     for name, value in (("$model", MODEL), ("$engine", "0"), ("$priority", "bulk")):
         until(lambda name=name, value=value: watched.values(chosen(query.replace(name, value))), what=value)  # type: ignore[misc]
         assert not watched.values(chosen(query.replace(name, "none")))
-
-
-def test_without_the_metrics_port_an_answer_is_the_same(http: httpx.Client, watched: Prometheus) -> None:
-    """Both ports have the same series."""
-    names = set(re.findall(r"^# TYPE (\w+)", http.get("/metrics").text, re.MULTILINE))
-
-    def all_scraped() -> bool:
-        scraped = {series["__name__"] for series in watched.get("series", **{"match[]": '{job="embert"}'})}
-        return all(scraped & {name, f"{name}_count"} for name in names)
-
-    until(all_scraped, what="the series of every metric")
 
 
 def test_an_overload_shows_and_wakes_somebody(tmp_path: Path) -> None:

@@ -49,5 +49,3 @@ def test_commands_take_the_options(capsys: pytest.CaptureFixture[str]) -> None:
     assert error_of["dtype"] == "int8"
     assert error_of["agreement"]["worst"] >= 0.999
     assert error_of["agreement"]["neighbors"] >= 0.97
-    lines = printed("embed", "-q", *TEXTS).splitlines()
-    assert [len(json.loads(line)["embedding"]) for line in lines] == [384] * 3

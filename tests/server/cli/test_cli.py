@@ -19,8 +19,9 @@ from embert.server.config import (
     ServeConfig,
     read_api_keys,
 )
+from tests.server.bulk.running import BLOCK, embedded
 from tests.server.cli.command import run
-from tests.server.live import ROOT, STAND_IN, environment, run_cli
+from tests.server.live import ROOT, STAND_IN, environment
 from tests.server.models import build_classifier, copy_model, edit_json
 from tests.server.stand_in import expected
 
@@ -52,13 +53,6 @@ def test_embed_a_file_to_npy(capsys: pytest.CaptureFixture[str], tmp_path: Path)
     assert vectors.shape == (4, 384)  # an empty line is a text too: its vector keeps the others in their lines
     assert vectors.dtype == np.float32
     assert np.allclose(vectors[2], expected([101, 102]), atol=1e-6)
-
-
-def test_embed_standard_input() -> None:
-    ended = run_cli("embed", "--file", "-", "--dimensions", "4", *STAND_IN, stdin="one\ntwo\n")
-    assert ended.returncode == 0, ended.stderr
-    assert [json.loads(line)["text"] for line in ended.stdout.splitlines()] == ["one", "two"]
-    assert ended.stderr == ""  # no progress bar where nobody watches
 
 
 def test_embed_an_empty_file(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -147,7 +141,7 @@ def test_embed_reads_standard_input_as_utf8_whatever_the_locale() -> None:
 # --- embed into files: nothing is lost ---
 
 
-LINES = 10_000  # more than two of the blocks that become complete together
+LINES = 2 * BLOCK + 90
 
 
 @pytest.fixture
@@ -157,47 +151,45 @@ def texts(tmp_path: Path) -> Path:
     return path
 
 
-def into(texts: Path, target: Path, *options: str) -> list[str]:
-    return ["embed", "-q", "--dimensions", "8", "-f", str(texts), "-o", str(target), *options, *STAND_IN]
+def into(texts: Path, target: Path, *options: str) -> tuple[int, str]:
+    """Exit status and stderr of a run."""
+    ended = embedded("--dimensions", "8", "-f", texts, "-o", target, *options)
+    return ended.returncode, ended.stderr
 
 
-def test_embed_that_fails_keeps_what_is_complete_and_the_output_as_it_was(
-    capsys: pytest.CaptureFixture[str], texts: Path, tmp_path: Path
-) -> None:
+def test_embed_that_fails_keeps_what_is_complete_and_the_output_as_it_was(texts: Path, tmp_path: Path) -> None:
     target, whole = tmp_path / "vectors.npy", tmp_path / "whole.npy"
-    run(capsys, *into(texts, whole))
+    into(texts, whole)
     good = texts.read_bytes()
-    texts.write_bytes(good.replace(b"text 5000\n", b"text \xff\n"))
+    texts.write_bytes(good.replace(b"text 300\n", b"text \xff\n"))
     target.write_bytes(b"of an earlier run")
-    status, _, err = run(capsys, *into(texts, target, "--overwrite"))
+    status, err = into(texts, target, "--overwrite")
     assert status == 1
-    assert "4096 texts are complete; --resume goes on after them" in err
-    assert f"{texts} line 5001 is not UTF-8: byte 0xff at position 6" in err
+    assert f"{BLOCK} texts are complete; --resume goes on after them" in err
+    assert f"{texts} line 301 is not UTF-8: byte 0xff at position 6" in err
     assert target.read_bytes() == b"of an earlier run"
     texts.write_bytes(good)
-    assert run(capsys, *into(texts, target, "--resume"))[0] == 0
+    assert into(texts, target, "--resume") == (0, "")
     assert target.read_bytes() == whole.read_bytes()
 
 
-def test_embed_resumes_only_what_it_would_have_made_itself(
-    capsys: pytest.CaptureFixture[str], texts: Path, tmp_path: Path
-) -> None:
+def test_embed_resumes_only_what_it_would_have_made_itself(texts: Path, tmp_path: Path) -> None:
     target = tmp_path / "vectors.npy"
     partial, progress = tmp_path / "vectors.npy.partial", tmp_path / "vectors.npy.partial.json"
     good = texts.read_bytes()
-    texts.write_bytes(good.replace(b"text 5000\n", b"\xff\n"))
-    assert run(capsys, *into(texts, target))[0] == 1
+    texts.write_bytes(good.replace(b"text 300\n", b"\xff\n"))
+    assert into(texts, target)[0] == 1
     kept = partial.read_bytes(), progress.read_bytes()
 
     def refused(*options: str) -> str:
-        status, _, err = run(capsys, *into(texts, target, "--resume", *options))
+        status, err = into(texts, target, "--resume", *options)
         assert status == 1
         assert "omit --resume" in err
         return err
 
     assert "--dimensions was 8 in" in refused("--dimensions", "9")
     texts.write_bytes(good.replace(b"text 17\n", b"another\n"))
-    assert "the first 4096 lines of" in refused()
+    assert f"the first {BLOCK} lines of" in refused()
     texts.write_bytes(good)
     progress.write_bytes(b"{")
     assert "is damaged" in refused()
@@ -207,11 +199,11 @@ def test_embed_resumes_only_what_it_would_have_made_itself(
     partial.write_bytes(kept[0])
     with partial.open("rb") as other:
         fcntl.flock(other, fcntl.LOCK_EX)
-        status, _, err = run(capsys, *into(texts, target))
+        status, err = into(texts, target)
         assert status == 1
         assert "another run is writing" in err
     assert (partial.read_bytes(), progress.read_bytes()) == kept
-    assert run(capsys, *into(texts, target))[0] == 0  # without --resume it is replaced
+    assert into(texts, target)[0] == 0  # without --resume it is replaced
     assert np.load(target).shape == (LINES, 8)
 
 

@@ -10,15 +10,14 @@ import pytest
 
 from embert.engine import Engine
 from embert.server.cli.main import main
-from tests.engine.heads.late_interaction import pylate
-from tests.engine.heads.m3 import build_m3
+from tests.server.models import late_interaction, three_heads
 
 TEXTS = ["a cat", "", "def build(folder):"]
 
 
 @pytest.fixture(scope="module")
 def m3(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(build_m3(tmp_path_factory.mktemp("m3")))
+    return str(three_heads(tmp_path_factory.mktemp("m3")))
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
@@ -48,12 +47,12 @@ def test_a_line_for_each_text(capsys: pytest.CaptureFixture[str], m3: str, tmp_p
 
 
 def test_queries(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    model = str(pylate(tmp_path / "model"))
+    model = str(late_interaction(tmp_path / "model"))
     counts = []
     for options in ((), ("--queries",)):
-        _, out, _ = run(capsys, "-m", model, "--multi", *options, "a cat!")
+        _, out, _ = run(capsys, "-m", model, "--multi", *options, "a, cat")
         counts.append(len(json.loads(out)["vectors"]))
-    assert counts == [7, 20]  # [CLS] [D] a c ##a ##t [SEP], and not the exclamation mark; expanded
+    assert counts == [5, 8]  # [CLS] [unused1] a cat [SEP], and not the comma; expanded
 
 
 @pytest.mark.parametrize(

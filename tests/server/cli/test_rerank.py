@@ -10,15 +10,15 @@ from pathlib import Path
 import pytest
 
 from embert.engine import Engine
-from tests.engine.heads.classifiers import build_classifier
 from tests.server.cli.command import run
+from tests.server.models import build_classifier
 
 TEXTS = ["a cat", "a tax form", "", "ünïcode"]
 
 
 @pytest.fixture(scope="module")
 def reranker(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(build_classifier(tmp_path_factory.mktemp("reranker"), labels=1))
+    return str(build_classifier(tmp_path_factory.mktemp("reranker"), "relevance"))
 
 
 def test_a_line_for_each_text_best_first(capsys: pytest.CaptureFixture[str], reranker: str, tmp_path: Path) -> None:
@@ -78,12 +78,12 @@ def test_what_is_wrong_is_said(capsys: pytest.CaptureFixture[str], reranker: str
 def test_info_says_tasks_and_labels(capsys: pytest.CaptureFixture[str], reranker: str) -> None:
     _, out, _ = run(capsys, "info", reranker, "--json", "--device", "cpu")
     facts = json.loads(out)
-    assert (facts["tasks"], facts["labels"], facts["scores"]) == (["classify", "rerank"], ["label 0"], "sigmoid")
+    assert (facts["tasks"], facts["labels"], facts["scores"]) == (["classify", "rerank"], ["relevance"], "sigmoid")
     assert (facts["pooling"], facts["dimensions"]) == (None, None)
     _, out, _ = run(capsys, "info", reranker, "--json", "--device", "cpu", "--pooling", "mean")
     facts = json.loads(out)
     assert facts["tasks"] == ["embed", "tokens", "classify", "rerank"]
-    assert (facts["pooling"], facts["dimensions"]) == ("mean", 64)
+    assert (facts["pooling"], facts["dimensions"]) == ("mean", 32)
     _, out, _ = run(capsys, "info", "--json", "--device", "cpu")
     facts = json.loads(out)
     assert (facts["tasks"], facts["labels"]) == (["embed", "tokens"], None)

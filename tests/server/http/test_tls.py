@@ -7,8 +7,6 @@ import signal
 import socket
 import ssl
 import subprocess
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -187,15 +185,6 @@ def test_files_that_cannot_be_used_leave_the_certificates(
     files.refresh()
     assert files.current() is before
     assert f"--ssl-certfile {file}" in caplog.text
-
-
-def test_a_client_that_sends_everything_first_reads_an_early_response(secure: Live, certificates: Path) -> None:
-    """TLS has no half-closed connections, but the server reads on too."""
-    request = urllib.request.Request(secure.url + "/embed", bytes(30_000_000), method="POST")
-    with pytest.raises(urllib.error.HTTPError) as refused:
-        urllib.request.urlopen(request, timeout=60, context=trust(certificates, "client"))
-    with refused.value:
-        assert refused.value.code == 413
 
 
 def test_old_protocols_are_off(secure: Live, certificates: Path) -> None:

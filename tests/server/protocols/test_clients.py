@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Iterator
-from typing import Any
 
 import httpx
 import numpy as np
@@ -108,46 +107,12 @@ def test_openai_token_ids_are_used_as_they_are(client: openai.OpenAI, oracle: Or
     assert cosines(rows(client.embeddings.create(model=MODEL, input=bare)), mean[None]).min() >= 0.999999
 
 
-def test_openai_dimensions_cut_and_normalize_again(client: openai.OpenAI) -> None:
-    whole = rows(client.embeddings.create(model=MODEL, input=TEXTS))
-    for dimensions in (1, 7, 384):
-        cut = rows(client.embeddings.create(model=MODEL, input=TEXTS, dimensions=dimensions))
-        expected = whole[:, :dimensions] / np.linalg.norm(whole[:, :dimensions], axis=1, keepdims=True)
-        assert cut.shape == (len(TEXTS), dimensions)
-        assert np.allclose(cut, expected, atol=1e-6)
-
-
-def test_openai_extensions(client: openai.OpenAI) -> None:
-    long = client.embeddings.create(model=MODEL, input=LONG, extra_body={"truncate": True})
-    assert long.usage.prompt_tokens == 256
-    raw = client.embeddings.create(model=MODEL, input="a", user="somebody", extra_body={"normalize": False})
-    assert np.linalg.norm(rows(raw)) > 1.5
-
-
 def test_openai_models(client: openai.OpenAI) -> None:
     assert [(model.id, model.object) for model in client.models.list()] == [(MODEL, "model")]
     card = client.models.retrieve(MODEL)
     assert (card.id, card.owned_by) == (MODEL, "embert")
     with pytest.raises(openai.NotFoundError):
         client.models.retrieve("text-embedding-3-small")
-
-
-@pytest.mark.parametrize(
-    ("kind", "fields", "param"),
-    [
-        (openai.NotFoundError, {"model": "text-embedding-3-small"}, "model"),
-        (openai.BadRequestError, {"input": ""}, "input"),
-        (openai.UnprocessableEntityError, {"dimensions": 385}, "dimensions"),
-        (openai.UnprocessableEntityError, {"input": [30522]}, "input"),
-        (openai.UnprocessableEntityError, {"input": LONG, "extra_body": {"truncate": False}}, "input"),
-    ],
-)
-def test_openai_error_classes(
-    client: openai.OpenAI, kind: type[openai.APIStatusError], fields: dict[str, Any], param: str
-) -> None:
-    with pytest.raises(kind) as refused:
-        client.embeddings.create(**{"model": MODEL, "input": "a", **fields})
-    assert refused.value.param == param
 
 
 # --- huggingface_hub ---
