@@ -105,9 +105,10 @@ float softmax_terms(float* scores, int first, int count, const float* bias, cons
   const Floats highest = broadcast(largest(maxima));
   Floats sums = zero();
   for (int offset = 0; offset < count; offset += kLanes) {
-    const Floats value = exp(biased_score(offset) - highest);
-    store(scores + offset, value, count - offset);
-    sums = where_first(count - offset, sums + value, sums);
+    Floats value[] = {biased_score(offset) - highest};
+    exp(value);
+    store(scores + offset, value[0], count - offset);
+    sums = where_first(count - offset, sums + value[0], sums);
   }
   return 1.0f / sum(sums);
 }

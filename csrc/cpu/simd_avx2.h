@@ -70,8 +70,8 @@ inline float largest(Floats x) {
   const __m128 two = _mm_max_ps(four, _mm_movehl_ps(four, four));
   return _mm_cvtss_f32(_mm_max_ss(two, _mm_movehdup_ps(two)));
 }
-inline bool any_nan(Floats x) {
-  return _mm256_movemask_ps(_mm256_cmp_ps(x, x, _CMP_UNORD_Q)) != 0;
+inline bool any_nan(Floats a, Floats b) {
+  return _mm256_movemask_ps(_mm256_cmp_ps(a, b, _CMP_UNORD_Q)) != 0;
 }
 
 inline Floats where_less(Floats a, Floats b, Floats then, Floats otherwise) {
@@ -128,12 +128,6 @@ inline Floats exchange(Floats x) {
   if constexpr (kStride == 1) return _mm256_permute_ps(x, 0b10110001);
   if constexpr (kStride == 2) return _mm256_permute_ps(x, 0b01001110);
   if constexpr (kStride == 4) return _mm256_permute2f128_ps(x, x, 0x01);
-}
-
-// a where bit kStride of the lane's number is 0, b elsewhere.
-template <int kStride>
-inline Floats blend(Floats a, Floats b) {
-  return _mm256_blend_ps(a, b, kStride == 1 ? 0xaa : kStride == 2 ? 0xcc : 0xf0);
 }
 
 inline Floats as_floats(Ints x) {

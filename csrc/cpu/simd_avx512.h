@@ -63,8 +63,8 @@ inline float sum(Floats x) {
 inline float largest(Floats x) {
   return _mm512_reduce_max_ps(x);
 }
-inline bool any_nan(Floats x) {
-  return _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q) != 0;
+inline bool any_nan(Floats a, Floats b) {
+  return _mm512_cmp_ps_mask(a, b, _CMP_UNORD_Q) != 0;
 }
 
 inline Floats where_less(Floats a, Floats b, Floats then, Floats otherwise) {
@@ -127,13 +127,6 @@ inline Floats exchange(Floats x) {
   if constexpr (kStride == 2) return _mm512_permute_ps(x, 0b01001110);
   if constexpr (kStride == 4) return _mm512_shuffle_f32x4(x, x, 0b10110001);
   if constexpr (kStride == 8) return _mm512_shuffle_f32x4(x, x, 0b01001110);
-}
-
-// a where bit kStride of the lane's number is 0, b elsewhere.
-template <int kStride>
-inline Floats blend(Floats a, Floats b) {
-  constexpr __mmask16 kSecond = kStride == 1 ? 0xaaaa : kStride == 2 ? 0xcccc : kStride == 4 ? 0xf0f0 : 0xff00;
-  return _mm512_mask_mov_ps(a, kSecond, b);
 }
 
 inline Floats as_floats(Ints x) {

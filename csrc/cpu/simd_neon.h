@@ -73,8 +73,8 @@ inline float sum(Floats x) {
 inline float largest(Floats x) {
   return vmaxvq_f32(x);
 }
-inline bool any_nan(Floats x) {
-  return vminvq_u32(vceqq_f32(x, x)) == 0;
+inline bool any_nan(Floats a, Floats b) {
+  return vminvq_u32(vandq_u32(vceqq_f32(a, a), vceqq_f32(b, b))) == 0;
 }
 
 inline Floats where_less(Floats a, Floats b, Floats then, Floats otherwise) {
@@ -126,13 +126,6 @@ template <int kStride>
 inline Floats exchange(Floats x) {
   if constexpr (kStride == 1) return vrev64q_f32(x);
   if constexpr (kStride == 2) return vextq_f32(x, x, 2);
-}
-
-// a where bit kStride of the lane's number is 0, b elsewhere.
-template <int kStride>
-inline Floats blend(Floats a, Floats b) {
-  if constexpr (kStride == 1) return vtrn1q_f32(a, vrev64q_f32(b));
-  if constexpr (kStride == 2) return vcombine_f32(vget_low_f32(a), vget_high_f32(b));
 }
 
 inline Floats as_floats(Ints x) {

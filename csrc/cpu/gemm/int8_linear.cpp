@@ -1,5 +1,6 @@
 // engine/quantization/rows.py defines the rows in int8, and the integers are the same to the bit.
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -20,11 +21,21 @@ constexpr int kDepth = int(4 / sizeof(Input));  // adjacent columns that one ins
 constexpr int kRegisters = kRotated / kLanes;
 constexpr float kLevels = 127.0f;
 
+// 1 for the first lane of each pair of lanes that lie `kStride` apart, -1 for the second.
+template <int kStride>
+inline Floats signs() {
+  alignas(64) static constexpr auto kSigns = [] {
+    std::array<float, kLanes> lanes;
+    for (int lane = 0; lane < kLanes; ++lane) lanes[lane] = lane & kStride ? -1.0f : 1.0f;
+    return lanes;
+  }();
+  return load(kSigns.data());
+}
+
 // A butterfly of lanes that lie `kStride` apart: the first of a pair becomes their sum, the second their difference.
 template <int kStride>
 inline Floats butterfly(Floats x) {
-  const Floats other = exchange<kStride>(x);
-  return blend<kStride>(x + other, other - x);
+  return fma(x, signs<kStride>(), exchange<kStride>(x));  // rounded once, as the sum is
 }
 
 // Butterflies of lanes that lie 1, 2, … kLanes / 2 apart.
@@ -59,8 +70,8 @@ void quantize(const float* x, int columns, float* rotated, Input* integers, floa
     for (int i = 0; i < kRegisters; ++i) {
       store(rotated + column + i * kLanes, y[i]);
       maxima = maximum(absolute(y[i]), maxima);
-      has_nan |= any_nan(y[i]);
     }
+    for (int i = 0; i < kRegisters; i += 2) has_nan |= any_nan(y[i], y[i + 1]);
   }
   const float highest = has_nan ? __builtin_nanf("") : largest(maxima);
   const Floats inverse = broadcast(highest == 0 ? 0.0f : kLevels / highest);
@@ -73,7 +84,7 @@ void quantize(const float* x, int columns, float* rotated, Input* integers, floa
 // As `multiply`, of integers. `sums` start with `zeros`.
 template <int kRows>
 inline void multiply(const Input* a, std::ptrdiff_t a_stride, const Weight* b, int depth, const std::int32_t* zeros,
-                     Ints (&sums)[kRows][kTileVectors]) {
+                     Ints (&sums)[kRows][kTileVectors], std::ptrdiff_t ahead) {
   for (int v = 0; v < kTileVectors; ++v) {
     const Ints first = load_ints(zeros + v * kLanes, kLanes);
     for (int row = 0; row < kRows; ++row) sums[row][v] = first;
@@ -81,6 +92,7 @@ inline void multiply(const Input* a, std::ptrdiff_t a_stride, const Weight* b, i
   for (int k = 0; k < depth; k += kDepth, b += kDepth * kTileColumns) {
     Ints b_values[kTileVectors];
     for (int v = 0; v < kTileVectors; ++v) b_values[v] = load_weights(b + v * kLanes * kDepth);
+    prefetch<kTileVectors>(b + ahead);
     for (int row = 0; row < kRows; ++row) {
       std::int32_t packed;
       std::memcpy(&packed, a + row * a_stride + k, sizeof packed);
@@ -122,17 +134,19 @@ class Int8Linear final : public LinearLayer {
       const Weight* const weight = panels_.data() + std::size_t(panel) * in_ * kTileColumns;
       const int column = panel * kTileColumns, width = std::min(kTileColumns, out_ - column);
       Ints sums[kRows][kTileVectors];
-      multiply<kRows>(integers + std::size_t(first) * in_, in_, weight, in_, zeros_.data() + column, sums);
+      multiply<kRows>(integers + std::size_t(first) * in_, in_, weight, in_, zeros_.data() + column, sums,
+                      std::ptrdiff_t{in_} * kTileColumns);
+      Floats values[kRows][kTileVectors];
       for (int row = 0; row < kRows; ++row) {
         const Floats scale = broadcast(row_scales[first + row]);
-        Floats values[kTileVectors];
         for (int v = 0; v < kTileVectors; ++v) {
           const int offset = column + v * kLanes;
           // As in quantization.products.product: each operation is rounded.
-          values[v] = as_floats(sums[row][v]) * scale * load(scales_.data() + offset) + load(bias_.data() + offset);
+          values[row][v] =
+              as_floats(sums[row][v]) * scale * load(scales_.data() + offset) + load(bias_.data() + offset);
         }
-        store_epilogue(values, epilogue, y, std::ptrdiff_t(first + row) * out_ + column, width);
       }
+      store_epilogue(values, epilogue, y, std::ptrdiff_t(first) * out_ + column, out_, width);
     });
   }
 

@@ -30,11 +30,12 @@ class Linear final : public LinearLayer {
       const float* const weight = panels_.data() + std::size_t(panel) * in_ * kTileColumns;
       const int column = panel * kTileColumns, columns = std::min(kTileColumns, out_ - column);
       Floats sums[kRows][kTileVectors];
-      multiply<kRows, kTileVectors>(x + std::ptrdiff_t(first) * in_, in_, weight, kTileColumns, in_, sums);
+      multiply<kRows, kTileVectors>(x + std::ptrdiff_t(first) * in_, in_, weight, kTileColumns, in_, sums,
+                                    kPartialDepth, std::ptrdiff_t{in_} * kTileColumns);
       for (int row = 0; row < kRows; ++row) {
         for (int v = 0; v < kTileVectors; ++v) sums[row][v] += load(bias_ + column + v * kLanes);
-        store_epilogue(sums[row], epilogue, y, std::ptrdiff_t(first + row) * out_ + column, columns);
       }
+      store_epilogue(sums, epilogue, y, std::ptrdiff_t(first) * out_ + column, out_, columns);
     });
   }
 

@@ -32,7 +32,7 @@ Ints = npt.NDArray[np.int64]
 
 # Tokens of a run. The upper bound is enough for full speed of the matrix products, and keeps what lies between two of
 # them in the last-level cache. Below the lower bound, reading the weights costs more than another thread gains.
-MAX_RUN_TOKENS = 512
+MAX_RUN_TOKENS = 256
 MIN_RUN_TOKENS = 48
 
 
