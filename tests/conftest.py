@@ -68,22 +68,33 @@ LONGEST = (
 )  # fmt: skip
 
 
-# The tests of these servers run in one process, or several processes would start each of them.
-HEADS = re.compile(r"\b(reranker|classifier|three_heads|late_interaction|splade)\b")
+# Files whose tests run in one process: several would each start these servers, or import this library for 10 s.
+GROUPS = {
+    "heads": (
+        re.compile(r"(server/frontend/|server/protocols/|test_docs)"),
+        re.compile(r"\b(reranker|classifier|three_heads|late_interaction|splade)\b"),
+    ),
+    "sentence-transformers": (
+        re.compile(r"engine/"),
+        re.compile(r"oracles\.sentences|engine\.checkpoints|from sentence_transformers|\(\"sentence_transformers"),
+    ),
+}
 TESTS = Path(__file__).parent
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    rank = {name: place for place, name in enumerate(("heads", *LONGEST))}
+    rank = {name: place for place, name in enumerate((*GROUPS, *LONGEST))}
     items.sort(key=lambda item: rank.get(_group(item.path), rank.get(item.path.stem, len(rank))))
 
 
 @functools.cache
 def _group(path: Path) -> str:
-    """Tests that run in one process: a file, or all files of servers with heads."""
+    """Tests that run in one process: a file, or all files of one of GROUPS."""
     file = path.relative_to(TESTS).as_posix()
-    shared = file.startswith(("server/frontend/", "server/protocols/", "test_docs")) and HEADS.search(path.read_text())
-    return "heads" if shared else file
+    for name, (files, content) in GROUPS.items():
+        if files.match(file) and content.search(path.read_text()):
+            return name
+    return file
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -15,12 +15,12 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from sentence_transformers import SentenceTransformer
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from embert import engine
 from embert.engine.errors import ModelError
+from tests.oracles.sentences import embeddings
 
 __all__ = ["LONG", "SPECIAL", "TEXTS", "WORDS", "byte_level", "check", "unigram", "word_piece", "write"]
 
@@ -134,9 +134,8 @@ def check(folder: Path, texts: Sequence[str] = TEXTS, *, refusal: str | None = N
         with pytest.raises(ModelError, match=re.escape(refusal)):
             engine.Engine.load(str(folder), device="cpu")
         return
-    oracle = SentenceTransformer(str(folder), device="cpu")
-    # Each by itself: padding on the left moves BERT's positions by the lengths of other texts.
-    expected = np.concatenate([oracle.encode([text], normalize_embeddings=True) for text in texts])
+    # Padding on the left moves BERT's positions by the lengths of other texts.
+    expected = embeddings(folder, texts, normalize_embeddings=True)
     with engine.Engine.load(str(folder), device="cpu") as loaded:
         vectors = loaded.embed(texts)
     assert vectors.shape == expected.shape

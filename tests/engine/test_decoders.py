@@ -11,9 +11,6 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
-from sentence_transformers import CrossEncoder, SentenceTransformer
-from sentence_transformers.base.modules import Transformer
-from sentence_transformers.cross_encoder.modules import LogitScore
 from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, processors, trainers
 from tokenizers import Tokenizer as Backend
 
@@ -29,6 +26,7 @@ from tests.engine.conftest import random_sequences, small_tokenizer, without_own
 from tests.engine.heads.classifiers import build_classifier, hugging_face_logits
 from tests.oracles.exact import hidden_states, near
 from tests.oracles.model_cases import build, write_modules
+from tests.oracles.sentences import cross_encoder, embeddings, logits, sentence_transformer
 from tests.server.models import edit_json
 
 TEXTS = [
@@ -167,7 +165,7 @@ def test_embeddings_are_those_of_sentence_transformers(tmp_path: Path, case: str
     """Ids with the tokenizer's own end token, with and without a prompt, and cut to 100 tokens; narrower vectors."""
     query = "Instruct: Given a question, find passages\nQuery:"
     folder = embedder(tmp_path, case, tokenizer, query=query)
-    oracle: Any = SentenceTransformer(str(folder), device="cpu")
+    oracle = sentence_transformer(folder)
     with engine.Engine.load(str(folder), device="cpu") as loaded:
         for prompt in (None, "query"):
             expected = np.concatenate([oracle.encode([text], prompt_name=prompt) for text in TEXTS])
@@ -180,10 +178,8 @@ def test_embeddings_are_those_of_sentence_transformers(tmp_path: Path, case: str
 
 def test_embedding_gemma_with_two_dense_modules(tmp_path: Path) -> None:
     folder = with_dense_modules(tmp_path)
-    oracle: Any = SentenceTransformer(str(folder), device="cpu")
-    expected = np.concatenate([oracle.encode([text]) for text in TEXTS])
     with engine.Engine.load(str(folder), device="cpu") as loaded:
-        np.testing.assert_allclose(loaded.embed(TEXTS), expected, atol=2e-5)
+        np.testing.assert_allclose(loaded.embed(TEXTS), embeddings(folder, TEXTS), atol=2e-5)
 
 
 @pytest.mark.parametrize("case", ["qwen3", "llama"])
@@ -206,7 +202,7 @@ def test_scores_of_pairs_are_those_of_cross_encoder(tmp_path: Path) -> None:
     del fields["chat_template"]
     (tmp_path / "tokenizer_config.json").write_text(json.dumps({**fields, "model_max_length": 60}))
     pairs = [("what is it", "a document"), ("short", "many words " * 30), ("words " * 50, "b"), ("a", "c")]
-    expected = CrossEncoder(str(tmp_path), device="cpu", activation_fn=torch.nn.Identity()).predict(pairs, batch_size=1)
+    expected = logits(tmp_path, pairs)
     with engine.Engine.load(str(tmp_path), device="cpu") as loaded:
         np.testing.assert_allclose(loaded.score(pairs, raw=True), expected, atol=1e-4)
         with pytest.raises(InputError, match="pair 1 has no tokens"):
@@ -242,8 +238,7 @@ def test_a_eurobert_that_classifies_or_fills_masks(tmp_path: Path, pooling: str)
         (folder / "tokenizer_config.json").write_text(json.dumps({**fields, "model_max_length": 60}))
     pairs = [("what is it", "a document"), ("short", "many words " * 30), ("a", "c")]
     folder = tmp_path / "ForSequenceClassification"
-    oracle = CrossEncoder(str(folder), device="cpu", activation_fn=torch.nn.Identity())
-    expected = np.stack([oracle.predict([pair])[0] for pair in pairs])
+    expected = logits(folder, pairs)
     (folder / "chat_template.jinja").write_text(RERANKER_TEMPLATE)
     with engine.Engine.load(str(folder), device="cpu") as loaded:
         assert any("chat template is for models of one label" in notice for notice in loaded.model.notices)
@@ -251,9 +246,8 @@ def test_a_eurobert_that_classifies_or_fills_masks(tmp_path: Path, pooling: str)
     scores = [[output[f"LABEL_{label}"] for label in range(3)] for output in outputs]
     np.testing.assert_allclose(scores, expected, atol=1e-4)
     folder = tmp_path / "ForMaskedLM"
-    reference: Any = SentenceTransformer(str(folder), device="cpu")  # the mean, where no file says it
     with engine.Engine.load(str(folder), device="cpu", pooling="mean") as loaded:
-        vectors = np.concatenate([reference.encode([text], normalize_embeddings=True) for text in TEXTS[:3]])
+        vectors = embeddings(folder, TEXTS[:3], normalize_embeddings=True)  # the mean, where no file says it
         np.testing.assert_allclose(loaded.embed(TEXTS[:3]), vectors, atol=2e-5)
     with pytest.raises(UnsupportedModel, match="pooling splade is not supported for eurobert"):
         engine.load_model(str(folder), pooling="splade")
@@ -302,8 +296,11 @@ PAIRS = [
 ]
 
 
-def reranker(folder: Path, case: str, *, false_token: bool, prompt: str | None, **config: Any) -> CrossEncoder:
+def reranker(folder: Path, case: str, *, false_token: bool, prompt: str | None, **config: Any) -> Any:
     """A language model that scores pairs by two of its logits, as sentence-transformers stores it."""
+    from sentence_transformers.base.modules import Transformer
+    from sentence_transformers.cross_encoder.modules import LogitScore
+
     build(folder / "raw", case, vocab_size=VOCABULARY, head="ForCausalLM", modules=False, **config)
     backend, fields = qwen()
     backend.post_processor = processors.ByteLevel(trim_offsets=False)
@@ -317,9 +314,8 @@ def reranker(folder: Path, case: str, *, false_token: bool, prompt: str | None, 
     )
     scores = LogitScore(true_token_id=70, false_token_id=90 if false_token else None)
     prompts = {"query": prompt} if prompt else None
-    oracle: CrossEncoder = CrossEncoder(
-        modules=[transformer, scores], device="cpu", prompts=prompts, default_prompt_name="query" if prompt else None
-    )
+    modules, name = [transformer, scores], "query" if prompt else None
+    oracle = cross_encoder(None, modules=modules, prompts=prompts, default_prompt_name=name)
     oracle.save_pretrained(str(folder / "saved"))
     return oracle
 
@@ -388,8 +384,7 @@ def test_a_reranker_with_a_template_and_no_modules(tmp_path: Path, template: str
     if not used:
         del fields["chat_template"]
         config.write_text(json.dumps({**fields, "model_max_length": 90}))
-    oracle = CrossEncoder(str(tmp_path), device="cpu", activation_fn=torch.nn.Identity())
-    expected = np.concatenate([oracle.predict([pair]) for pair in PAIRS])
+    expected = logits(tmp_path, PAIRS)
     with engine.Engine.load(model, device="cpu") as loaded:
         np.testing.assert_allclose(loaded.score(PAIRS, raw=True), expected, atol=1e-4)
 
@@ -500,8 +495,7 @@ def test_fields_that_other_model_types_have(
     config = (folder / "config.json").read_text()
     edit_json(folder / "config.json", **(fields if wanted is None else wanted))
     texts = [TEXTS[0], TEXTS[-1]]  # the last one is longer than a window
-    oracle: Any = SentenceTransformer(str(folder), device="cpu")
-    expected = np.concatenate([oracle.encode([text]) for text in texts])
+    expected = embeddings(folder, texts)
     (folder / "config.json").write_text(config)
     edit_json(folder / "config.json", **fields)
     with engine.Engine.load(str(folder), device="cpu") as loaded:

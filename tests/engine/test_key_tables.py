@@ -11,8 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import sentence_transformers
-from sentence_transformers.base.modules import Module, Transformer
 from transformers import tokenization_utils_base
 
 from embert import engine
@@ -47,7 +45,10 @@ def parameters(function: Any) -> set[str]:
     return set(inspect.signature(function).parameters)
 
 
-def modules_of_sentence_transformers() -> Iterator[type[Module]]:
+def modules_of_sentence_transformers() -> Iterator[type[Any]]:
+    import sentence_transformers
+    from sentence_transformers.base.modules import Module
+
     for info in pkgutil.walk_packages(sentence_transformers.__path__, "sentence_transformers."):
         if ".modules" in info.name and ".tokenizer" not in info.name:
             for found in vars(import_module(info.name)).values():
@@ -70,6 +71,8 @@ def test_every_module_of_sentence_transformers_is_known() -> None:
 
 
 def test_keys_of_the_transformer_module() -> None:
+    from sentence_transformers.base.modules import Transformer
+
     stored = {*Transformer.config_keys} | parameters(Transformer.__init__) | OLDER["sentence_bert_config.json"]
     # The decorator hides the signature; these are the former names of arguments.
     assert stored - {"self", "args", "kwargs", "model_name_or_path"} <= SENTENCE_BERT_CONFIG.keys()

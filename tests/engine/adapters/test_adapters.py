@@ -130,7 +130,7 @@ def test_jina_embeddings_v5(tmp_path: Path, base: str) -> None:
         adapter.mkdir(parents=True)
         fields = {"peft_type": "LORA", "r": 4, "lora_alpha": 8, "bias": "none", "init_lora_weights": "gaussian"}
         (adapter / "adapter_config.json").write_text(json.dumps({**fields, "target_modules": ["q_proj", "down_proj"]}))
-        tensors = {}
+        tensors: dict[str, torch.Tensor] = {}
         for name in [name for name in weights if name.endswith("_proj.weight")]:
             rows, columns = weights[name].shape
             left, right = (torch.randn(*size, generator=random) * 0.2 for size in ((rows, 4), (4, columns)))

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from sentence_transformers import SentenceTransformer
-from sentence_transformers.base.modules import Dense, Normalize, Transformer
-from sentence_transformers.sentence_transformer.modules import Dropout, LayerNorm, Pooling
 from transformers import PreTrainedTokenizerFast
 
 from embert import engine
@@ -26,13 +24,23 @@ TEXTS = ["a cat", "b", "the longest of these texts, by far", "dogs 42"]
 PROMPT = "query: "
 
 
+Save = Callable[..., tuple[Any, Path]]
+
+
+@pytest.fixture(scope="module")
+def library() -> SimpleNamespace:
+    """sentence-transformers' modules."""
+    from sentence_transformers import SentenceTransformer, base, sentence_transformer
+
+    kinds = {**vars(base.modules), **vars(sentence_transformer.modules)}
+    return SimpleNamespace(SentenceTransformer=SentenceTransformer, **kinds)
+
+
 @pytest.fixture
-def save(build_bert: BuildBert, tmp_path: Path) -> Callable[..., tuple[SentenceTransformer, Path]]:
+def save(build_bert: BuildBert, tmp_path: Path, library: SimpleNamespace) -> Save:
     """Saves a model of these modules as sentence-transformers does, which is the oracle too."""
 
-    def saved(
-        *after: torch.nn.Module, pooling: Any = "mean", include_prompt: bool = True
-    ) -> tuple[SentenceTransformer, Path]:
+    def saved(*after: torch.nn.Module, pooling: Any = "mean", include_prompt: bool = True) -> tuple[Any, Path]:
         source, folder = build_bert(pooling=None), tmp_path / "saved"
         special = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]"}
         tokenizer = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
@@ -43,45 +51,45 @@ def save(build_bert: BuildBert, tmp_path: Path) -> Callable[..., tuple[SentenceT
         for module in after:
             for weight in module.parameters():
                 torch.nn.init.normal_(weight, mean=0.3, std=0.4)
-        parts = [Transformer(str(source)), Pooling(HIDDEN, pooling, include_prompt=include_prompt)]
-        made = SentenceTransformer(modules=[*parts, *after], device="cpu", prompts={"query": PROMPT, "document": ""})
+        parts = [library.Transformer(str(source)), library.Pooling(HIDDEN, pooling, include_prompt=include_prompt)]
+        prompts = {"query": PROMPT, "document": ""}
+        made = library.SentenceTransformer(modules=[*parts, *after], device="cpu", prompts=prompts)
         made.save_pretrained(str(folder))
-        return SentenceTransformer(str(folder), device="cpu"), folder
+        return made.eval(), folder
 
     return saved
 
 
-def dense(inputs: int, outputs: int, activation: str = "Identity", **more: Any) -> Dense:
-    return Dense(inputs, outputs, activation_function=getattr(torch.nn, activation)(), **more)
+def dense(of: SimpleNamespace, inputs: int, outputs: int, activation: str = "Identity", **more: Any) -> torch.nn.Module:
+    module: torch.nn.Module = of.Dense(inputs, outputs, activation_function=getattr(torch.nn, activation)(), **more)
+    return module
 
 
-CASES: dict[str, tuple[Callable[[], tuple[torch.nn.Module, ...]], Any]] = {
-    "mean_sqrt_len_tokens": (tuple, "mean_sqrt_len_tokens"),
-    "weightedmean": (tuple, "weightedmean"),
-    "weightedmean, max": (tuple, ("weightedmean", "max")),
+# Modules after pooling, and the pooling.
+CASES: dict[str, tuple[Callable[[SimpleNamespace], tuple[torch.nn.Module, ...]], Any]] = {
+    "weightedmean, max": (lambda of: (), ("weightedmean", "max")),
     "all, not in the order of flags": (
-        tuple,
+        lambda of: (),
         ("lasttoken", "weightedmean", "mean_sqrt_len_tokens", "mean", "max", "cls"),
     ),
-    "cls twice": (lambda: (dense(2 * HIDDEN, 10, "Tanh"),), ("cls", "cls")),
-    "LayerNorm": (lambda: (LayerNorm(HIDDEN),), "mean"),
+    "cls twice": (lambda of: (dense(of, 2 * HIDDEN, 10, "Tanh"),), ("cls", "cls")),
     "Normalize, Dense, Dropout, LayerNorm, Normalize": (
-        lambda: (Normalize(), dense(HIDDEN, 24, "GELU"), Dropout(0.5), LayerNorm(24), Normalize()),
+        lambda of: (of.Normalize(), dense(of, HIDDEN, 24, "GELU"), of.Dropout(0.5), of.LayerNorm(24), of.Normalize()),
         "mean",
     ),
-    "Dense, Normalize, Dense": (lambda: (dense(HIDDEN, 24), Normalize(), dense(24, 8, "ReLU")), "cls"),
-    "a residual": (lambda: (dense(HIDDEN, HIDDEN, "SiLU", use_residual=True),), "max"),
-    "a projected residual": (lambda: (dense(HIDDEN, 20, "GELU", use_residual=True),), "lasttoken"),
-    "mean_sqrt_len_tokens before Dense": (lambda: (dense(HIDDEN, 12, "Sigmoid", bias=False),), "mean_sqrt_len_tokens"),
-}
+    "Dense, Normalize, Dense": (lambda of: (dense(of, HIDDEN, 24), of.Normalize(), dense(of, 24, 8, "ReLU")), "cls"),
+    "a residual": (lambda of: (dense(of, HIDDEN, HIDDEN, "SiLU", use_residual=True),), "max"),
+    "a projected residual": (lambda of: (dense(of, HIDDEN, 20, "GELU", use_residual=True),), "lasttoken"),
+    "LayerNorm, and a Dense without a bias": (
+        lambda of: (of.LayerNorm(HIDDEN), dense(of, HIDDEN, 12, "Sigmoid", bias=False)), "mean_sqrt_len_tokens",
+    ),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_sentence_transformers(
-    save: Callable[..., tuple[SentenceTransformer, Path]], install: Install, case: str
-) -> None:
+def test_sentence_transformers(save: Save, library: SimpleNamespace, install: Install, case: str) -> None:
     after, pooling = CASES[case]
-    oracle, folder = save(*after(), pooling=pooling)
+    oracle, folder = save(*after(library), pooling=pooling)
     model = engine.load_model(str(folder))
     install(model)
     tokenizer = engine.Tokenizer(model)
@@ -100,9 +108,7 @@ def test_sentence_transformers(
 
 
 @pytest.mark.parametrize("pooling", ["mean", "cls", "max", "lasttoken", ("weightedmean", "mean_sqrt_len_tokens")])
-def test_prompts_that_are_not_pooled(
-    save: Callable[..., tuple[SentenceTransformer, Path]], install: Install, pooling: Any
-) -> None:
+def test_prompts_that_are_not_pooled(save: Save, install: Install, pooling: Any) -> None:
     oracle, folder = save(pooling=pooling, include_prompt=False)
     model = engine.load_model(str(folder))
     install(model)
@@ -120,10 +126,8 @@ def test_prompts_that_are_not_pooled(
         assert known.prompt_tokens == 3  # [CLS], a word and a colon that are not in the vocabulary
 
 
-def test_tasks_share_a_batch_on_the_host(
-    save: Callable[..., tuple[SentenceTransformer, Path]], install: Install
-) -> None:
-    _, folder = save(dense(2 * HIDDEN, 20), pooling=("weightedmean", "cls"))
+def test_tasks_share_a_batch_on_the_host(save: Save, library: SimpleNamespace, install: Install) -> None:
+    _, folder = save(dense(library, 2 * HIDDEN, 20), pooling=("weightedmean", "cls"))
     model = engine.load_model(str(folder))
     install(model)
     on_gpu, on_cpu = CudaEncoder(model, dtype="float32"), engine.load_encoder(model, device="cpu")

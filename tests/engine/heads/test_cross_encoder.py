@@ -16,9 +16,7 @@ from embert import engine
 from tests.engine.conftest import small_tokenizer
 from tests.engine.heads.classifiers import build_classifier
 from tests.oracles.model_cases import byte_level
-
-pytest.importorskip("sentence_transformers", reason="sentence-transformers is of the extra clients")
-from sentence_transformers import CrossEncoder
+from tests.oracles.sentences import cross_encoder
 
 QUERY = "how do cats purr"
 TEXTS = [
@@ -31,7 +29,7 @@ TEXTS = [
 ]
 
 
-def saved(folder: Path, case: str, labels: int) -> tuple[Path, CrossEncoder]:
+def saved(folder: Path, case: str, labels: int) -> tuple[Path, Any]:
     """A folder that CrossEncoder has written, and the CrossEncoder."""
     built = folder / "transformers"
     build_classifier(built, case, labels=labels, vocab_size=400 if case != "bert" else 99)
@@ -47,9 +45,9 @@ def saved(folder: Path, case: str, labels: int) -> tuple[Path, CrossEncoder]:
     names = ["input_ids", "attention_mask", *(["token_type_ids"] if case == "bert" else [])]
     fast: Any = transformers.PreTrainedTokenizerFast
     fast(tokenizer_object=backend, model_max_length=100, model_input_names=names, **special).save_pretrained(built)
-    cross_encoder = CrossEncoder(str(built), device="cpu")
-    cross_encoder.save_pretrained(str(folder / "saved"))
-    return folder / "saved", cross_encoder
+    oracle = cross_encoder(built)
+    oracle.save_pretrained(str(folder / "saved"))
+    return folder / "saved", oracle
 
 
 @pytest.mark.parametrize("case", ["bert", "roberta", "modernbert"])

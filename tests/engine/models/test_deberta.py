@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from sentence_transformers import CrossEncoder, SentenceTransformer
 from tokenizers import Tokenizer as Backend
 from tokenizers import models, normalizers, pre_tokenizers, processors, trainers
 from transformers.models.deberta_v2.modeling_deberta_v2 import DebertaV2ForMaskedLM, make_log_bucket_position
@@ -27,6 +26,7 @@ from embert.engine.weights.checkpoint import Checkpoint
 from tests.engine.conftest import random_sequences, without_own_kernels
 from tests.oracles.exact import hidden_states, near
 from tests.oracles.model_cases import SHORT_CASES, build
+from tests.oracles.sentences import embeddings, logits
 
 CASES = [case for case in SHORT_CASES if case.startswith("deberta")]
 VOCABULARY = 400
@@ -95,8 +95,7 @@ def test_lengths_to_512(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: s
 def test_embeddings_are_those_of_sentence_transformers(tmp_path: Path) -> None:
     folder = build(tmp_path, "deberta-v2, narrow", vocab_size=VOCABULARY)
     save_tokenizer(folder, model_max_length=100)
-    oracle = SentenceTransformer(str(folder), device="cpu")
-    expected = np.concatenate([oracle.encode([text]) for text in TEXTS])
+    expected = embeddings(folder, TEXTS)
     expected /= np.linalg.norm(expected, axis=1, keepdims=True)
     with engine.Engine.load(str(folder), device="cpu") as loaded:
         np.testing.assert_allclose(loaded.embed(TEXTS), expected, atol=2e-5)
@@ -110,8 +109,7 @@ def test_scores_of_pairs_are_those_of_cross_encoder(tmp_path: Path, case: str, l
     )
     save_tokenizer(folder, model_max_length=60)
     pairs = [("what is it", "a document"), ("short", "many words " * 30), ("words " * 50, "b"), ("a", "c")]
-    oracle = CrossEncoder(str(folder), device="cpu", activation_fn=torch.nn.Identity())
-    expected = np.stack([oracle.predict([pair])[0] for pair in pairs])
+    expected = logits(folder, pairs)
     assert np.ptp(expected) > 0.1
     with engine.Engine.load(str(folder), device="cpu") as loaded:
         outputs = [{each.label: each.score for each in output} for output in loaded.classify(pairs, raw=True)]

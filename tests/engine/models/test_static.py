@@ -10,8 +10,6 @@ import numpy as np
 import pytest
 import torch
 from safetensors.numpy import save_file
-from sentence_transformers import SentenceTransformer
-from sentence_transformers.sentence_transformer.modules import Dense, Normalize, StaticEmbedding
 from tokenizers import Tokenizer as Library
 
 from embert import engine
@@ -21,6 +19,7 @@ from embert.engine.models.flops import TokenCounts
 from embert.engine.tasks import Task
 from tests.engine.conftest import unit
 from tests.engine.heads.late_interaction import words
+from tests.oracles.sentences import sentence_transformer
 
 COLUMNS = 24
 RANDOM = np.random.default_rng(1)
@@ -53,6 +52,9 @@ def random(*shape: int) -> Any:
 
 def library(folder: Path, *, limit: int = 0, direction: str = "right", dense: bool = False) -> Path:
     """Files as sentence-transformers writes them."""
+    from sentence_transformers import SentenceTransformer
+    from sentence_transformers.sentence_transformer.modules import Dense, Normalize, StaticEmbedding
+
     tokenizer: Library = words()
     if limit:
         tokenizer.enable_truncation(limit, direction=direction)
@@ -82,7 +84,7 @@ CASES: dict[str, Any] = {
 def test_vectors_are_those_of_sentence_transformers(case: str, tmp_path: Path) -> None:
     folder = CASES[case](tmp_path / "model")
     with engine.Engine.load(str(folder), device="cpu") as loaded:
-        oracle = SentenceTransformer(str(folder), device="cpu")
+        oracle = sentence_transformer(folder)
         prompt = "query" if oracle.prompts.get("query") else None
         expected = oracle.encode(TEXTS, prompt_name=prompt)
         got = loaded.embed(TEXTS, prompt_name=prompt, normalize=False)
