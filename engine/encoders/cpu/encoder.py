@@ -6,6 +6,7 @@ wait for each other inside a layer.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
@@ -31,7 +32,7 @@ from embert.engine.encoders.cpu.transformer import Transformer
 from embert.engine.encoders.positions import padding_positions
 from embert.engine.errors import EncoderError, UnsupportedModel
 from embert.engine.heads.embedding import EmbeddingHead
-from embert.engine.host import cpu_name, keep_freed_memory, usable_cores
+from embert.engine.host import cpu_name, keep_freed_memory, usable_cores, usable_cpus
 from embert.engine.model import Model
 from embert.engine.tasks import ALL_TASKS, Task
 from embert.engine.weights.checkpoint import Checkpoint
@@ -96,6 +97,7 @@ class CpuEncoder(Encoder):
                 f"dtype {dtype} is not supported on a CPU by the {self.name} encoder; "
                 f"supported: {', '.join(self.dtypes)}"
             )
+        self._threads = usable_cores()
         operators = self._operators()
         self.device_name = cpu_name()
         self.width = model.width
@@ -115,7 +117,6 @@ class CpuEncoder(Encoder):
         head = model.heads.multi_vector
         self._unattended = None if head is None else head.unattended
         keep_freed_memory()
-        self._threads = usable_cores()
         self._pool = ThreadPoolExecutor(self._threads, thread_name_prefix="embert-forward")
         checkpoint = Checkpoint.open(model)
         self._transformer = Transformer(model.config, checkpoint, operators)
@@ -128,7 +129,8 @@ class CpuEncoder(Encoder):
                 f"{self.dtype} on the cpu encoder needs embert's kernels for CPUs with AVX2 or NEON, which this CPU or "
                 "installation lacks; --encoder torch runs float32 and bfloat16 without them"
             )
-        self.choice = f"{kernels_name()} kernels"
+        cpus = f"{usable_cpus()} of {os.cpu_count()}"
+        self.choice = f"{kernels_name()} kernels, threads: {self._threads}, usable CPUs: {cpus}"
         return KernelOperators(int8=self.dtype == "int8")
 
     @property
