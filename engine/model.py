@@ -17,6 +17,7 @@ from embert.engine.files.key_tables import CONFIG_OF_MODEL2VEC, CONFIG_SENTENCE_
 from embert.engine.files.tokenizer_config import NO_LENGTH_LIMIT, TokenizerConfig, define, read_tokenizer_config
 from embert.engine.heads.checkpoints.classifier import logit_classifier, read_classifier, stored_classifier
 from embert.engine.heads.checkpoints.late_interaction import is_stanford, marked_prompts
+from embert.engine.heads.checkpoints.published_reranker import published_format, score_tokens
 from embert.engine.heads.checkpoints.stored import named_groups, stored_in, stored_tensors, unused_tensors
 from embert.engine.heads.checkpoints.vector_heads import CONVERT, VectorHeads, read_vector_heads
 from embert.engine.heads.description import NO_HEADS, Classifier, Heads, MultiVector, TokenClassifier
@@ -165,6 +166,9 @@ class _Checkpoint:
             )
         self.config_path = self.weights / "config.json"
         self.config_fields = read_object(self.config_path)
+        self.published = None
+        if pooling is None and not (self.folder / "modules.json").is_file():
+            self.published = published_format(self.model_id, self.folder, self.config_fields)
         self.library_path = self.folder / "config_sentence_transformers.json"
         self.library_fields = read_optional(self.library_path)
 
@@ -253,6 +257,10 @@ class _Checkpoint:
             return stored_classifier(head, config.tensors, self.weights)
         if self.modules.logit_score is not None:
             return logit_classifier(self.folder, self.weights, config, self.modules.logit_score)
+        if self.published is not None:
+            self.notices.append(f"a reranker by its name or README.md: pairs have the prompt of {self.published.name}")
+            tokens = score_tokens(self.published, self.transformer)
+            return logit_classifier(self.folder, self.weights, config, tokens)
         return None
 
     @property
@@ -276,6 +284,8 @@ class _Checkpoint:
         self, tokenizer: TokenizerConfig, prompts: _Prompts, classifier: Classifier | TokenClassifier | None
     ) -> PairText | None:
         """Read the chat template into which a reranker puts its pairs, if it does."""
+        if self.published is not None:
+            return self.published.pair_text
         # Without modules CrossEncoder puts the pairs of a reranker into a chat template, where there is one.
         without_modules = isinstance(classifier, Classifier) and not (self.folder / "modules.json").is_file()
         if not without_modules and not self.module.messages:

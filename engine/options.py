@@ -13,7 +13,7 @@ from embert.engine.model import Model
 from embert.engine.tasks import Task, task_names
 from embert.engine.tokenization.tokenizer import Tokenizer
 
-__all__ = ["DefaultPrompt", "missing_tasks", "output_width", "resolve_limit", "resolve_options"]
+__all__ = ["DefaultPrompt", "instruction_prompt", "missing_tasks", "output_width", "resolve_limit", "resolve_options"]
 
 PROMPTS = {True: "query", False: "document"}  # of models whose adapters do not name prompts
 ROLES = {True: "retrieval.query", False: "retrieval.passage"}  # adapters of queries and of documents, in jina's words
@@ -92,6 +92,20 @@ def _separate(
     if prompt_name is None and is_query is not None and PROMPTS[is_query] in model.prompts:
         prompt_name = PROMPTS[is_query]
     return task, prompt_name
+
+
+# What stands before and after the instruction in the prompts of embedders that take one.
+INSTRUCTED = (("Instruct: ", "\nQuery:"), ("<instruct>", "\n<query>"))
+
+
+def instruction_prompt(model: Model, instruction: str) -> str:
+    """Returns the model's prompt of queries with another instruction. Raises InputError for a model without any."""
+    for prompt in model.prompts.values():
+        for start, end in INSTRUCTED:
+            before, found, after = prompt.partition(end)
+            if found and before.startswith(start):
+                return f"{start}{instruction}{end}{after}"
+    raise InputError("is not read by this model, whose prompts have none", param="instruction")
 
 
 def output_width(model: Model, dimensions: int | None, param: str = "dimensions") -> int:

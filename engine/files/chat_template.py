@@ -5,6 +5,7 @@ A template is rendered at load only. It has to be plain text around both, which 
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -20,6 +21,7 @@ RENDER_S = 60.0  # by the clock, on a busy machine too; render_template.py bound
 
 # Texts that no template treats specially, and others, with white space that templates may remove.
 SENTINELS = ("QUERY 7f3a", "DOCUMENT 91bc")
+INSTRUCTIONS = ("INSTRUCTION c41d", " {{ x }} <y>\n")
 PROBES = ((" a  b \n", ""), ("", "\n\tc. "), ("<x> {{ y }}", "z" * 300))
 
 
@@ -33,6 +35,12 @@ class PairText:
     before: str
     between: str
     after: str
+    instructed: tuple[str, str] | None = None  # around an instruction, in place of `before`; None: it takes none
+
+    def with_instruction(self, instruction: str) -> PairText:
+        """The same with an instruction of a request. Only where there is `instructed`."""
+        assert self.instructed is not None  # noqa: S101 - callers check
+        return dataclasses.replace(self, before=instruction.join(self.instructed))
 
     def joined(self, query: str, document: str) -> str:
         """The text of a pair."""
@@ -90,7 +98,20 @@ def read_pair_text(
         raise UnsupportedModel(
             f"{path}: a chat template that does more than put text around a query and then a document is not supported"
         )
-    return pair_text
+
+    def instructed(instruction: str) -> dict[str, Any]:
+        system = {"role": "system", "content": content(instruction)}
+        plain = rendering(query, document)
+        return {**plain, "messages": [system, *(each for each in plain["messages"] if each["role"] != "system")]}
+
+    try:
+        texts = _render(path, source, [instructed(each) for each in INSTRUCTIONS])
+    except TakesNoPair:  # other roles are an error there
+        return pair_text
+    head, _, rest = texts[0].partition(INSTRUCTIONS[0])
+    around = head, rest.partition(query)[0]
+    wanted = [dataclasses.replace(pair_text, before=each.join(around)).joined(query, document) for each in INSTRUCTIONS]
+    return dataclasses.replace(pair_text, instructed=around if texts == wanted else None)
 
 
 def _render(path: Path, source: str, renderings: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -32,6 +32,7 @@ WANTED_FILES = [
     "sparse_linear.pt",
     "colbert_linear.pt",
     "artifact.metadata",
+    "README.md",
     "chat_template.jinja",
     "0_*/chat_template.jinja",
 ]

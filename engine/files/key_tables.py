@@ -585,6 +585,12 @@ CONFIG_OF_MODEL_TYPE |= {
         "hidden_dropout": TRAINING,
         **dict.fromkeys(("bos_token", "eos_token", "mask_token", "pad_token"), TOKEN_IDS),
     },
+    "gemma": {
+        **DECODER,
+        "hidden_act": honored("gelu and gelu_pytorch_tanh: the tanh form; silu, gelu_new or relu"),
+        "hidden_activation": irrelevant("hidden_act says it"),
+        "attention_bias": BIASES["attention_bias"],
+    },
     "gemma3_text": {
         **DECODER,
         "use_bidirectional_attention": honored("true: attention in both directions"),

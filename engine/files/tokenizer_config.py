@@ -43,6 +43,7 @@ CLASS_OF_MODEL_TYPE = {
     "albert": "AlbertTokenizer",
     "deberta-v2": "DebertaV2Tokenizer",
     "qwen3": "Qwen2Tokenizer",
+    "gemma": "GemmaTokenizer",
     "gemma3_text": "GemmaTokenizer",
 }
 # transformers ignores the tokenizer class in the files of these.

@@ -54,12 +54,13 @@ MODEL_TYPES: dict[str, Callable[[ConfigFile], EncoderConfig]] = {
     "qwen2": decoder.read_qwen2,
     "qwen3": decoder.read_qwen3,
     "bidirectional_pplx_qwen3": decoder.read_pplx,
+    "gemma": gemma3.read_gemma,
     "gemma3_text": gemma3.read,
 }
 
 
 # Code that comes with a model may change their directions of attention.
-DECODERS = ("llama", "mistral", "qwen2", "qwen3", "gemma3_text")
+DECODERS = ("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma3_text")
 
 
 def read_config(path: Path) -> EncoderConfig:

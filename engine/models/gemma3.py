@@ -1,8 +1,9 @@
-"""Gemma 3's text model, as EmbeddingGemma uses it: attention in both directions by config, windows in most layers.
+"""Gemma, and Gemma 3's text model, as EmbeddingGemma uses it: attention in both directions by config, and windows.
 
-In addition to LLaMA's layers it has norms after attention and after the feed-forward network, norms that multiply by
-1 + weight, embeddings times the square root of their width, and a different θ for the layers with windows. Its weights
-were trained in bfloat16: hidden states exceed float16's largest number.
+Gemma has LLaMA's layers, with norms that multiply by 1 + weight, and embeddings times the square root of their width.
+In addition Gemma 3 has norms after attention and after the feed-forward network, norms of queries and keys, and a
+different θ for the layers with windows. The weights of both were trained in bfloat16: hidden states exceed float16's
+largest number.
 """
 
 from __future__ import annotations
@@ -33,6 +34,18 @@ DEFAULTS: dict[str, Any] = {
     "sliding_window": 4096,
     "sliding_window_pattern": 6,
 }
+GEMMA = {
+    "vocab_size": 256_000,
+    "hidden_size": 3072,
+    "intermediate_size": 24_576,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 16,
+    "head_dim": 256,
+    "hidden_act": "gelu_pytorch_tanh",
+    "max_position_embeddings": 8192,
+    "rms_norm_eps": 1e-6,
+}
 PADDING_ID = 0  # where config.json does not state it; other decoders have none then
 THETAS = {FULL: 1_000_000.0, SLIDING: 10_000.0}
 
@@ -42,6 +55,23 @@ MAPPING = {
     "output.LayerNorm": "pre_feedforward_layernorm",
     SUBLAYER_NORM: "post_feedforward_layernorm",
 }
+
+
+def read_gemma(config: ConfigFile) -> EncoderConfig:
+    """Gemma. Raises BrokenModel or UnsupportedModel."""
+    config = config.with_missing(**GEMMA)
+    if config.fields["hidden_act"] == "gelu":  # of the first releases, which mean the tanh form
+        config = config.with_fields(hidden_act="gelu_pytorch_tanh")
+    without = FEED_FORWARD if config.one_of("attention_bias", (False, True), False) else (*ATTENTION, *FEED_FORWARD)
+    described = decoder_config(config, without)
+    classification = dataclasses.replace(CLASSIFICATION, padding_id=PADDING_ID)
+    return dataclasses.replace(
+        described,
+        tensors=dataclasses.replace(described.tensors, classification=classification, tied=True),
+        norm_offset=1.0,
+        embedding_scale=math.sqrt(described.hidden_size),
+        wide_range=True,
+    )
 
 
 def read(config: ConfigFile) -> EncoderConfig:

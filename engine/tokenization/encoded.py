@@ -30,6 +30,7 @@ class TokenizeOptions:
     is_query: bool | None = None  # as queries or as documents of late interaction; None: as any text
     param: str = "inputs"  # the request field that errors name; of pairs that of the first texts
     second_param: str = "texts"  # that of a pair's second texts
+    instruction: str | None = None  # of pairs, in place of the model's own
 
 
 DEFAULT_OPTIONS = TokenizeOptions()

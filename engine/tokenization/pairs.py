@@ -139,6 +139,10 @@ class Pairs:
         firsts = [*firsts] * (len(seconds) if len(firsts) == 1 else 1)
         limit = min(options.limit or self._limit, self._limit) if cuts else self._limit
         end = self._template_end(pair_text)
+        added = 0
+        if options.instruction is not None:
+            pair_text = yield from self._instructed(pair_text, options, limit - len(end) // ID_BYTES, chunking)
+            added = len(options.instruction)
         if limit <= len(end) // ID_BYTES:
             raise InputError(
                 f"ends in {len(end) // ID_BYTES} tokens, and {limit} are allowed",
@@ -152,7 +156,7 @@ class Pairs:
         bodies: list[bytes] = []
         known = truncated = 0
         # A query of many documents is in memory once for each pair of a group, not for all of them.
-        sizes = [len(first) + len(second) for first, second in zip(firsts, seconds, strict=True)]
+        sizes = [added + len(first) + len(second) for first, second in zip(firsts, seconds, strict=True)]
         for group in groups(sizes, chunking.chunk):
             texts = [pair_text.joined(*pair) for pair in zip(firsts[group], seconds[group], strict=True)]
             read = yield from self._backend.read(
@@ -174,6 +178,33 @@ class Pairs:
         lengths = np.fromiter(map(len, bodies), np.int32, len(bodies)) // np.int32(ID_BYTES)
         _check_tokens(lengths, options)
         return Encoded(np.frombuffer(b"".join(bodies), np.int32), lengths, truncated)
+
+    def _instructed(
+        self, pair_text: PairText, options: TokenizeOptions, most: int, chunking: Chunking
+    ) -> Chunks[PairText]:
+        """The template with the instruction of a request, whose tokens are counted once for all pairs.
+
+        Raises InputError where the model takes none, and where it leaves less than one of `most` tokens to a pair.
+        """
+        param, instruction = "instruction", options.instruction or ""
+        if pair_text.instructed is None:
+            raise InputError("is not read by this model", param=param)
+        instructed = pair_text.with_instruction(instruction)
+
+        def refuse(_index: int, tokens: int) -> InputError:
+            return InputError(
+                f"has {len(instruction)} characters, and more than {tokens - 1} tokens with the text around it; the "
+                f"limit is {most - 1}",
+                param=param,
+            )
+
+        whole = TokenizeOptions(truncate=False)
+        (head,) = yield from self._backend.read(
+            [instructed.before], whole, chunking, capacity=most, param=param, refuse=refuse
+        )
+        if len(head) // ID_BYTES >= most:
+            raise refuse(0, len(head) // ID_BYTES)
+        return instructed
 
     def _shorten(
         self, texts: Sequence[str], limit: int | None, param: str, chunking: Chunking

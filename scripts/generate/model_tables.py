@@ -68,6 +68,7 @@ ROWS = (
     Row("EuroBERT", ("eurobert",), "EuroBERT-210m"),
     Row("Qwen3", ("qwen3",), "Qwen3-Embedding, voyage-4-nano"),
     Row("pplx-embed", ("bidirectional_pplx_qwen3",), "pplx-embed-v1-0.6b"),
+    Row("Gemma", ("gemma",), "bge-reranker-v2-gemma"),
     Row("Gemma 3", ("gemma3_text",), "embeddinggemma-300m"),
     Row("Qwen2, Mistral, LLaMA", ("qwen2", "mistral", "llama"), "gte-Qwen2, e5-mistral-7b-instruct"),
 )

@@ -19,7 +19,7 @@ from embert.server.protocols.fields import FIELDS
 from embert.server.protocols.openai import check_number_type, read_input_type
 from embert.server.protocols.ranking import join_rows, rank
 from embert.server.protocols.request_context import JSON, RequestContext
-from embert.server.protocols.rerank import CohereMeta, RerankResult, cohere_meta, result_rows
+from embert.server.protocols.rerank import INSTRUCTION, CohereMeta, RerankResult, cohere_meta, result_rows
 from embert.server.protocols.serialization import quantize, response_id, rows_json
 from embert.server.request.request_body import FAIL_FAST, InputForm, InputForms, RequestBody, TextList
 
@@ -54,6 +54,7 @@ class CohereRerankRequest(RequestBody):
     return_documents: bool | None = Field(
         None, description="An extension, which litellm sends: return the documents' texts too. Default: false."
     )
+    instruction: str | None = Field(None, description=INSTRUCTION)
 
 
 class CohereRanking(BaseModel):
@@ -74,7 +75,10 @@ async def rerank(context: RequestContext) -> tuple[bytes, bytes]:
         top_n=request.top_n,
         raw=False,
         options=TokenizeOptions(
-            second_limit=request.max_tokens_per_doc or _DOCUMENT_TOKENS, param="query", second_param="documents"
+            instruction=request.instruction,
+            second_limit=request.max_tokens_per_doc or _DOCUMENT_TOKENS,
+            param="query",
+            second_param="documents",
         ),
     )
     rows = await join_rows(result_rows(ranking, request.documents if request.return_documents else None))

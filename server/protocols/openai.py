@@ -64,6 +64,9 @@ class EmbeddingsRequest(RequestBody):
     )
     priority: int | None = Field(None, description="Above 0: as `X-Priority: bulk`.")
     prompt_name: str | None = Field(None, description="One of the model's prompts, put before each text.")
+    instruction: str | None = Field(
+        None, description="An instruction, in place of that in the model's prompt of queries."
+    )
     task: str | None = Field(None, description=TASK)
     normalize: bool = Field(True, description="Scale vectors to length 1.")
     embedding_types: Annotated[list[Literal["dense", "sparse", "colbert"]], FAIL_FAST] | None = Field(
@@ -144,6 +147,12 @@ async def embeddings(context: RequestContext) -> tuple[bytes, bytes]:
     separate = adapters is not None and not adapters.names_prompts
     if request.input_type is not None and is_query is None and (request.task is None or separate):
         prompt_name, is_query = read_input_type(handle, request.input_type, request.input, prompt_name)
+    if request.instruction is not None:
+        if request.prompt_name is not None:
+            raise Invalid("cannot be used with `prompt_name`, which chooses a prompt as it stands", "instruction")
+        if isinstance(request.input_type, str) and request.input_type in _DOCUMENT:
+            raise Invalid("is for queries, and `input_type` says that these are documents", "instruction")
+        prompt_name = None
     dimensions = handle.served.check_dimensions(request.dimensions or None)  # 0 is the default of Infinity's client
     number_type = _number_type(request, tasks, dimensions or handle.model.width)
     limit = request.truncate_prompt_tokens
@@ -158,6 +167,7 @@ async def embeddings(context: RequestContext) -> tuple[bytes, bytes]:
         ),
         task=request.task,
         prompt_name=prompt_name,
+        instruction=request.instruction,
     )
     whole = number_type is not None and handle.model.whole_numbers
     normalize = request.normalize and not whole

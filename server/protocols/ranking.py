@@ -16,7 +16,7 @@ from embert.engine import Encoded, Task
 from embert.engine.heads.description import Classifier
 from embert.engine.heads.scores import scores
 from embert.engine.tokenization.encoded import TokenizeOptions
-from embert.server.http.errors import EmptyInput
+from embert.server.http.errors import EmptyInput, Invalid
 from embert.server.protocols.request_context import RequestContext
 from embert.server.registry.inputs import TextPairs
 from embert.server.request.request_body import FAIL_FAST, InputForm, RequestBody
@@ -76,7 +76,13 @@ async def score_pairs(
         if not texts:
             raise EmptyInput("must not be an empty list", param)
         handle.limits.check_documents(len(texts), param)
-    encoded = await context.tokenize_pairs(TextPairs(firsts, seconds), options)
+    instruction = options.instruction
+    if instruction is not None:
+        pair_text = handle.model.pair_text
+        if pair_text is None or pair_text.instructed is None:
+            raise Invalid("is not read by this model, which reads only the query and the document", "instruction")
+        context.hold(2 * len(instruction) * len(seconds), "the pairs with their instruction")
+    encoded = await context.tokenize_pairs(TextPairs(firsts, seconds, instruction or ""), options)
     result = await context.run(encoded, Task.CLASSIFY)
     return result.vectors[:, 0], encoded
 

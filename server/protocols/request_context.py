@@ -17,6 +17,7 @@ from starlette.types import Receive, Scope
 from embert.engine import Encoded, Task, TaskOutput
 from embert.engine.batch import cumulative
 from embert.engine.heads.token_rows import multi_vector_mask
+from embert.engine.options import instruction_prompt
 from embert.engine.tokenization.encoded import EncodedSpans, TokenizeOptions
 from embert.server.config import option_name
 from embert.server.engine_client.router import EncodeResult, TooManyWeights
@@ -253,8 +254,11 @@ class RequestContext:
         *,
         task: str | None = None,
         prompt_name: str | None = None,
+        instruction: str | None = None,
     ) -> Encoded:
         """Texts or ids, checked, to packed ids. `task` names one of the model's adapters, `prompt_name` a prompt.
+
+        `instruction` takes the place of the one in the model's prompt of queries.
 
         Raises InputError or a ServerError for what is wrong with them, and Overloaded, before tokenizing, where the
         queue cannot take as many tokens as there are words.
@@ -265,12 +269,39 @@ class RequestContext:
         if texts.kind is not str and prompt_name is not None:
             raise Invalid("cannot be used with token ids, which are taken as they are", "prompt_name")
         prompt, adapter = handle.served.resolve_options(task, prompt_name, is_query)
+        if instruction is not None:
+            texts, prompt = await self._instructed(texts, instruction, options)
         least = None
         if texts.most_tokens > _QUICK_TOKENS:
             least = partial(texts.least_tokens, handle.model.max_input_length)
         encode, check = handle.input_tokenizer.encode, handle.limits.check_tokens
         encoded = await self._encode(encode, texts, least, check, param, options, prompt)
         return encoded if adapter < 0 else dataclasses.replace(encoded, adapter=adapter)
+
+    async def _instructed(
+        self, texts: InputTexts, instruction: str, options: TokenizeOptions
+    ) -> tuple[InputTexts, str]:
+        """The texts, with the size that they have behind the prompt, and the prompt, whose tokens are counted once.
+
+        Raises Invalid for token ids, and InputError for a model without instructions and one that leaves no token.
+        """
+        handle, param = self.handle, "instruction"
+        if texts.kind is not str:
+            raise Invalid("cannot be used with token ids, which are taken as they are", param)
+        prompt = instruction_prompt(handle.model, instruction)
+        added = len(prompt) * len(texts.items)
+        self.hold(2 * added, "the texts with their instruction")
+        limit = min(options.limit or handle.model.max_input_length, handle.model.max_input_length)
+        alone = TokenizeOptions(truncate=True, limit=limit, param=param)
+        check = partial(
+            handle.check_progress, self.options, partial(handle.limits.check_tokens, param=param, more=True)
+        )
+        counted = await handle.input_tokenizer.encode(InputTexts.of([prompt], param), self.receive, check, alone, "")
+        if counted.truncated or counted.tokens >= limit:
+            raise Invalid(
+                f"has {len(instruction)} characters and leaves no token for a text; the limit is {limit} tokens", param
+            )
+        return dataclasses.replace(texts, characters=texts.characters + added), prompt
 
     async def tokenize_spans(
         self, inputs: str | list[str], options: TokenizeOptions, *, stride: int | None

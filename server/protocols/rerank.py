@@ -19,6 +19,8 @@ from embert.server.protocols.ranking import DOCUMENTS, Documents, Ranking, docum
 from embert.server.protocols.request_context import JSON, RequestContext
 from embert.server.request.request_body import Direction, InputForm, InputForms, RequestBody
 
+INSTRUCTION = "What makes a document relevant, for models that take an instruction. Default: the model's own."
+
 _VOYAGE = frozenset(("top_k", "truncation"))  # fields of Voyage's clients
 # Fields of Infinity's client, which reads no other `object` than "rerank"; Voyage's and Jina's is "list".
 _INFINITY = frozenset(("top_n", "raw_scores"))
@@ -37,6 +39,7 @@ class PairFields(RequestBody):
     max_tokens_per_query: int | None = Field(None, ge=0, description="Cut the query to this many tokens; 0: no limit.")
     max_tokens_per_doc: int | None = Field(None, ge=0, description="Cut documents to this many tokens; 0: no limit.")
     use_activation: bool | None = Field(None, description="false: scores are the model's logits.")
+    instruction: str | None = Field(None, description=INSTRUCTION)
     priority: int | None = Field(None, description="Above 0: as `X-Priority: bulk`.")
 
     @property
@@ -58,6 +61,7 @@ class PairFields(RequestBody):
             second_limit=self.max_tokens_per_doc or None,
             param=params[0],
             second_param=params[1],
+            instruction=self.instruction,
         )
 
 

@@ -104,22 +104,25 @@ class TextPairs:
 
     firsts: Sequence[str]
     seconds: Sequence[str | None]
+    instruction: str = ""  # put into each pair
 
     @property
     def size(self) -> int:
         """Characters of all texts. A text of several pairs counts once."""
-        return sum({id(text): len(text) for text in (*self.firsts, *self.seconds) if text is not None}.values())
+        sizes = {id(text): len(text) for text in (*self.firsts, *self.seconds) if text is not None}
+        return sum(sizes.values()) + len(self.instruction)
 
     @property
     def characters(self) -> int:
         """Characters of all pairs."""
         repeats = len(self.seconds) if len(self.firsts) == 1 else 1
-        return repeats * sum(map(len, self.firsts)) + sum(len(second) for second in self.seconds if second is not None)
+        firsts = repeats * sum(map(len, self.firsts)) + len(self.instruction) * len(self.seconds)
+        return firsts + sum(len(second) for second in self.seconds if second is not None)
 
     def with_prompt(self, prompt: str) -> TextPairs:
         """Returns the pairs with a prompt before each first text. A text of several pairs is copied once."""
         prompted = {text: prompt + text for text in {*self.firsts}}
-        return TextPairs([prompted[text] for text in self.firsts], self.seconds)
+        return TextPairs([prompted[text] for text in self.firsts], self.seconds, self.instruction)
 
     @property
     def most_tokens(self) -> int:

@@ -320,6 +320,85 @@ def reranker(folder: Path, case: str, *, false_token: bool, prompt: str | None, 
     return oracle
 
 
+QWEN3_RERANKER = (
+    "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and the Instruct "
+    'provided. Note that the answer can only be "yes" or "no".<|im_end|>\n<|im_start|>user\n',
+    "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n",
+)
+MXBAI = (
+    "<|im_start|>system\nYou are Qwen, created by Alibaba Cloud. You are a helpful assistant.<|im_end|>\n"
+    "<|im_start|>user\n",
+    "You are a search relevance expert who evaluates how well documents match search queries. For each query-document "
+    "pair, carefully analyze the semantic relationship between them, then provide your binary relevance judgment (0 "
+    "for not relevant, 1 for relevant).\nRelevance:",
+    "<|im_end|>\n<|im_start|>assistant\n",
+)
+BGE = (
+    "Given a query A and a passage B, determine whether the passage contains an answer to the query by providing a "
+    "prediction of either 'Yes' or 'No'."
+)
+WEB = "Given a web search query, retrieve relevant passages that answer the query"
+
+
+def parts_of_pair(name: str, query: str, document: str, instruction: str | None) -> list[str]:
+    """The texts that the code of a published reranker tokenizes one by one."""
+    match name:
+        case "Qwen3-Reranker-0.6B":
+            body = f"<Instruct>: {instruction or WEB}\n<Query>: {query}\n<Document>: {document}"
+            return [QWEN3_RERANKER[0], body, QWEN3_RERANKER[1]]
+        case "mxbai-rerank-base-v2":
+            asked = f"query: {query}" if instruction is None else f"instruction: {instruction}\nquery: {query}"
+            return [MXBAI[0], asked, "\n", f"document: {document}", "\n", MXBAI[1], MXBAI[2]]
+        case _:
+            return ["<bos>", f"A: {query}", "\n", f"B: {document}", "\n", BGE]
+
+
+@pytest.mark.parametrize(
+    ("name", "case", "tokenizer", "tokens"),
+    [
+        ("Qwen3-Reranker-0.6B", "qwen3", qwen, ("yes", "no")),
+        ("mxbai-rerank-base-v2", "qwen2", qwen, ("1", "0")),
+        ("bge-reranker-v2-gemma", "gemma", gemma, ("Yes",)),
+    ],
+)
+def test_published_rerankers(tmp_path: Path, name: str, case: str, tokenizer: Any, tokens: tuple[str, ...]) -> None:
+    """Language models without modules.json, known by README.md or by the folder's name."""
+    folder = build(tmp_path / "model", case, vocab_size=VOCABULARY, head="ForCausalLM", modules=False,
+                   max_position_embeddings=2048)  # fmt: skip
+    backend, fields = tokenizer()
+    backend.post_processor = processors.ByteLevel(trim_offsets=False)
+    backend.add_tokens(["yes", "no", "Yes"])
+    backend.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text(json.dumps({**fields, "model_max_length": 2048}))
+    with pytest.raises(UnsupportedModel, match="generates text"):
+        engine.load_model(str(folder))
+    (folder / "README.md").write_text(f"---\nbase_model: somebody/{name}\n---\n# Ours\n")
+    reference: Any = transformers.AutoModelForCausalLM.from_pretrained(folder)
+    pairs = [("what is it", "a document"), ("short", "many words " * 30), ("déjà vu", "東京は日本")]
+    ids = [[i for part in parts_of_pair(name, *pair, None) for i in backend.encode(part).ids] for pair in pairs]
+    columns = [backend.token_to_id(token) for token in tokens]
+    with torch.inference_mode():
+        logits = [reference(torch.tensor([each])).logits[0, -1, columns].numpy() for each in ids]
+    expected = [float(each[0] - (each[1] if len(each) > 1 else 0)) for each in logits]
+    with engine.Engine.load(str(folder), device="cpu") as loaded:
+        assert "rerank" in loaded.model.task_names
+        np.testing.assert_allclose(loaded.score(pairs, raw=True), expected, atol=1e-4)
+        for index, pair in enumerate(pairs):
+            np.testing.assert_array_equal(loaded.score([pair], raw=True), loaded.score(pairs, raw=True)[index])
+        options = TokenizeOptions(instruction="Find code.\n", truncate=True, limit=500)
+        if name.startswith("bge"):
+            with pytest.raises(InputError, match="`instruction` is not read by this model"):
+                loaded.tokenizer.encode_pairs(["a"], ["b"], options)
+            return
+        encoded = loaded.tokenizer.encode_pairs(["a"], ["b"], options)
+        wanted = [i for part in parts_of_pair(name, "a", "b", "Find code.\n") for i in backend.encode(part).ids]
+        assert encoded.ids.tolist() == wanted
+        with pytest.raises(InputError, match=r"`instruction` has 4000 characters, and more than .* tokens.*limit is "):
+            loaded.tokenizer.encode_pairs(["a"], ["b"], TokenizeOptions(instruction="a b " * 1000, limit=500))
+    (folder / "README.md").unlink()
+    assert engine.load_model(str(folder.rename(tmp_path / name))).pair_text == loaded.model.pair_text
+
+
 @pytest.mark.parametrize(
     ("case", "false_token", "prompt", "config"),
     [
@@ -353,10 +432,8 @@ def test_texts_of_a_template_are_cut_in_chunks(tmp_path: Path) -> None:
     (tokens,) = tokenizer.tokenize([words], add_special_tokens=False)
     for limit in (1, 7, 30):
         cut = words[: tokens[limit - 1].stop]
-        expected = tokenizer.encode_pairs(["what is it"], [cut, "short"])
-        found = finish(
-            tokenizer.encode_pairs_chunks(["what is it"], [words, "short"], TokenizeOptions(second_limit=limit))
-        )
+        expected = tokenizer.encode_pairs(["what is it"], [cut, "a"])
+        found = finish(tokenizer.encode_pairs_chunks(["what is it"], [words, "a"], TokenizeOptions(second_limit=limit)))
         np.testing.assert_array_equal(found.ids, expected.ids)
     with pytest.raises(InputTooLarge, match="2000 of them"):
         finish(tokenizer.encode_pairs_chunks(["a"], ["xq" * 50_000], TokenizeOptions(second_limit=25_000)))

@@ -145,6 +145,7 @@ MODEL_CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3": ("Qwen3", {**DECODER, "head_dim": 32}),
     "bidirectional_pplx_qwen3": ("Pplx", {**DECODER, "head_dim": 32}),
     "jina_embeddings_v5": ("JinaV5", {**DECODER, "head_dim": 32}),
+    "gemma": ("Gemma", {**DECODER, "num_key_value_heads": 1, "head_dim": 32}),
     "gemma3_text": ("Gemma3Text", {**GEMMA, "use_bidirectional_attention": True}),
     "gemma3_text, causal": ("Gemma3Text", GEMMA),
     "gemma3_text, not causal": ("Gemma3Text", {**GEMMA, "is_causal": False}),

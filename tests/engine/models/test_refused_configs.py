@@ -63,6 +63,7 @@ REFUSED: dict[str, list[dict[str, Any] | tuple[dict[str, Any], str]]] = {
     "bidirectional_pplx_qwen3": [{"use_sliding_window": 2}, {"head_dim": 0}],
     "jina_embeddings_v5": [{"is_decoder": 3}, {"task_names": "retrieval"}],
     "qwen2": [({"layer_types": ["sliding_attention"] * 2}, "layer_types")],
+    "gemma": [{"attention_bias": 2}, {"hidden_act": "mish"}],
     "gemma3_text": [{"attn_logit_softcapping": 50.0}, {"model_type": "gemma3"}],
     "llama": [
         ({"head_dim": 15}, "rotate pairs of a head's columns, found 15"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,6 +10,8 @@ import httpx
 import numpy as np
 import pytest
 
+from tests.engine.test_decoders import qwen
+from tests.oracles.model_cases import build
 from tests.server.live import STAND_IN, Live, live
 from tests.server.models import NAN_WORD
 from tests.server.protocols.oracle import logits_of, model_folder, sigmoid
@@ -323,3 +326,55 @@ def test_what_the_metrics_count(small: Live) -> None:
     assert grown == {"embert_texts_total": 8, "embert_truncated_texts_total": 1}
     assert after['embert_requests_total{route="/v1/rerank",status="200"}'] >= 1
     assert after["embert_tokens_total"] - before["embert_tokens_total"] == 7 * 5 + 128
+
+
+# --- instructions ---
+
+
+@pytest.fixture(scope="module")
+def instructed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
+    """A published reranker, and an embedder whose prompt of queries has an instruction."""
+    folders = [tmp_path_factory.mktemp("models") / name for name in ("ranks", "embeds")]
+    prompts = {"query": "Instruct: Find it.\nQuery:", "document": ""}
+    for folder, case, head in zip(folders, ("qwen3", "qwen2"), ("ForCausalLM", "Model"), strict=True):
+        build(folder, case, vocab_size=400, head=head, modules=head == "Model", max_position_embeddings=512)
+        backend, fields = qwen()
+        backend.add_tokens(["yes", "no"])
+        backend.save(str(folder / "tokenizer.json"))
+        (folder / "tokenizer_config.json").write_text(json.dumps({**fields, "model_max_length": 512}))
+    (folders[0] / "README.md").write_text("# Qwen3-Reranker-0.6B\n")
+    (folders[1] / "config_sentence_transformers.json").write_text(json.dumps({"prompts": prompts}))
+    with live(*(f"{folder.name}={folder}" for folder in folders), "--device", "cpu") as running:
+        yield running
+
+
+def test_instructions(instructed: Live) -> None:
+    with instructed.client() as client:
+
+        def scores(path: str, **more: Any) -> list[float]:
+            response = client.post(path, json={"model": "ranks", "query": "cat", "documents": ["a", "b c"], **more})
+            assert response.status_code == 200, response.text
+            return [row["relevance_score"] for row in response.json()["results"]]
+
+        usual = "Given a web search query, retrieve relevant passages that answer the query"
+        for path in (V1, V2, TEI):
+            assert scores(path) == scores(path, instruction=usual) != scores(path, instruction="Find code.")
+        assert scores(V1, instruction="Find code.") == scores(V2, instruction="Find code.")
+        long = {"model": "ranks", "query": "cat", "documents": ["a", "b"], "instruction": "many words " * 2000}
+        check_refused(client.post(V1, json=long), 422, ("`instruction` has 22000 characters", "limit is "))
+
+        def embed(**more: Any) -> Any:
+            response = client.post("/v1/embeddings", json={"model": "embeds", **more})
+            assert response.status_code == 200, response.text
+            return [item["embedding"] for item in response.json()["data"]]
+
+        asked = embed(input=["cat", "dog"], instruction="Find code.")
+        assert asked == embed(input=["Instruct: Find code.\nQuery:cat", "Instruct: Find code.\nQuery:dog"])
+        assert embed(input="cat", input_type="query", instruction="Find it.") == embed(input="cat", prompt_name="query")
+        for more, words in (
+            ({"instruction": "many words " * 2000}, ("`instruction` has 22000 characters", "512 tokens")),
+            ({"instruction": "a", "prompt_name": "query"}, ("`instruction` cannot be used with `prompt_name`",)),
+            ({"instruction": "a", "input_type": "document"}, ("`instruction` is for queries",)),
+        ):
+            response = client.post("/v1/embeddings", json={"model": "embeds", "input": "cat", **more})
+            check_refused(response, 422, words)
