@@ -448,11 +448,3 @@ void load_heads(Encoder& encoder) {
     put("splade." + name, -1, {kHidden});
   put("splade.decoder.bias", -1, {kVocabulary});
 }
-
-void load_relative(Encoder& encoder) {
-  std::vector<float> scores;
-  for (int head = 0; head < kHeads; ++head)
-    for (int distance = 1 - kRelativePositions; distance < kRelativePositions; ++distance)
-      scores.push_back(1000.0f * head + distance);
-  check(encoder.load("relative", -1, scores.data(), {kHeads, 2 * kRelativePositions - 1}, DType::kFloat32));
-}

