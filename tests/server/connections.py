@@ -22,7 +22,7 @@ EVEN = {"embert.server.http.acceptor.SILENT_S": 60.0}
 LINGERS = {f"embert.server.http.protocol.{name}": 300.0 for name in ("LINGER_QUIET_S", "LINGER_S", "SURPLUS_S")}
 
 
-def connect(server: Live, timeout_s: float = 60.0) -> socket.socket:
+def connect(server: Live, timeout_s: float = 120.0) -> socket.socket:
     """A connection that nothing was sent on."""
     return socket.create_connection(("127.0.0.1", server.ports[0]), timeout=timeout_s)
 
@@ -64,7 +64,7 @@ def one_to_each(server: Live) -> Iterator[dict[int, http.client.HTTPConnection]]
     with contextlib.ExitStack() as stack:
 
         def connect_once_more() -> dict[int, http.client.HTTPConnection]:
-            connection = http.client.HTTPConnection("127.0.0.1", server.ports[0], timeout=60)
+            connection = http.client.HTTPConnection("127.0.0.1", server.ports[0], timeout=120)
             stack.callback(connection.close)
             connection.connect()
             connection.request("GET", "/livez")  # so that it is accepted

@@ -171,7 +171,7 @@ class Live:
 
     def client(self, **options: Any) -> httpx.Client:
         """A client of this server; close it, or use it as a context manager."""
-        return httpx.Client(base_url=self.url, **{"timeout": 60.0, "verify": TRUST, **options})
+        return httpx.Client(base_url=self.url, **{"timeout": 120.0, "verify": TRUST, **options})
 
     def post(self, path: str, body: Any, **options: Any) -> httpx.Response:
         """One request over a connection of its own."""
@@ -296,7 +296,7 @@ def live(
             family |= _family(process.pid)
             if process.poll() is None:
                 process.terminate()
-            ended = process.wait(120)
+            ended = process.wait(240)
             assert status is None or ended == status, f"the server ended with status {ended}"
             if clean_log:
                 assert "Traceback" not in server.log, "the log holds a traceback"
@@ -320,7 +320,7 @@ def _family(pid: int) -> set[psutil.Process]:
 
 
 def run_cli(
-    *arguments: str, env: Mapping[str, str] | None = None, stdin: str | None = None, timeout_s: float = 120.0
+    *arguments: str, env: Mapping[str, str] | None = None, stdin: str | None = None, timeout_s: float = 240.0
 ) -> subprocess.CompletedProcess[str]:
     """`embert *arguments` from start to end."""
     return subprocess.run(

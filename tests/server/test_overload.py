@@ -317,7 +317,7 @@ def test_texts_past_their_deadline_do_not_reach_the_encoder(slow: Live, hold_fil
             blocking = some.send([GOOD])
             until(lambda: slow.metrics()["embert_admitted_tokens"] == 3, what="the blocking request")
             sent = [some.send([GOOD] * 5, **{"x-request-timeout": "0.3"}) for _ in range(8)]
-            assert statuses(sent) == {503}
+            assert statuses(sent) <= {408, 503}  # 408: the time was over before the body was read
         assert blocking.result()[0].status_code == 200
     assert texts_run(slow) - before == 1 + 1
 

@@ -95,9 +95,9 @@ def test_a_clock_that_jumps_changes_nothing(tmp_path: Path) -> None:
             time.sleep(0.03)  # two seconds are for eight jumps, and not for work
         began = time.monotonic()
         with server.held():
-            late = server.post("/embed", {"inputs": [[101, HELD, 102]]}, headers={"x-request-timeout": "0.5"})
+            late = server.post("/embed", {"inputs": [[101, HELD, 102]]}, headers={"x-request-timeout": "1.5"})
         assert late.status_code == 503
-        assert time.monotonic() - began > 0.4
+        assert time.monotonic() - began > 1.4
         assert 1 <= int(late.headers["retry-after"]) <= 60
         response = server.post("/embed", {"inputs": [[101, SLEEP + 5, 102]]})
         assert 0 < int(response.headers["x-inference-time"]) < 60_000  # a jump is a year

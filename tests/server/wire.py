@@ -17,7 +17,7 @@ class Wire:
         self._received: deque[memoryview] = deque()
 
     @classmethod
-    def connect(cls, path: str, within_s: float = 30.0) -> Wire:
+    def connect(cls, path: str, within_s: float = 120.0) -> Wire:
         until = time.monotonic() + within_s
         while True:
             try:
@@ -26,14 +26,14 @@ class Wire:
                 assert time.monotonic() < until, f"nobody listens at {path}"
                 time.sleep(0.01)
 
-    def send(self, message: bytes, within_s: float = 30.0) -> None:
+    def send(self, message: bytes, within_s: float = 120.0) -> None:
         self.channel.send(message)
         until = time.monotonic() + within_s
         while not self.channel.flush():
             assert time.monotonic() < until
             time.sleep(0.001)
 
-    def next(self, within_s: float = 30.0) -> memoryview | None:
+    def next(self, within_s: float = 120.0) -> memoryview | None:
         """The next message; None when there is none in time. EOFError when the other side is gone."""
         until = time.monotonic() + within_s
         while not self._received:
@@ -46,7 +46,7 @@ class Wire:
                 self._received += self.channel.receive()
         return self._received.popleft()
 
-    def closed(self, within_s: float = 30.0) -> bool:
+    def closed(self, within_s: float = 120.0) -> bool:
         """True if the other side closes in time. Drops its messages."""
         try:
             while self.next(within_s) is not None:

@@ -58,7 +58,7 @@ class FakeEngine:
         return EngineState(self.index, "ready", "", self.endpoint, states)
 
     async def accept(self, *, greets: bool = True, last_success: float = 0.0) -> None:
-        sock, _ = await asyncio.wait_for(asyncio.get_running_loop().sock_accept(self._listener), 30)
+        sock, _ = await asyncio.wait_for(asyncio.get_running_loop().sock_accept(self._listener), 120)
         self.disconnect()
         self.channel = Channel(sock)
         if greets:

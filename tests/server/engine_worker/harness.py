@@ -179,10 +179,10 @@ class Harness:
     def receive(self, texts: int) -> dict[int, list[PartialResult]]:
         """Results by request, until there are this many texts (an error counts as one)."""
         parts: dict[int, list[PartialResult]] = {}
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 200
         while texts > 0:
             message = self.wire.next(deadline - time.monotonic())
-            assert message is not None, f"{texts} texts without a response after 60 s"
+            assert message is not None, f"{texts} texts without a response after 200 s"
             for part in parts_of(decode_results(message)):
                 parts.setdefault(part.id, []).append(part)
                 texts -= 1 if part.error else part.texts

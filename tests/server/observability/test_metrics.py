@@ -199,7 +199,7 @@ def test_every_request_has_an_outcome(fresh: Live) -> None:
     fresh.post("/rerank", {"query": "a", "texts": ["b"]})
     assert counted("/rerank") == {("424", "client_error"): 1}
     fresh.post("/", {"inputs": [101, FAIL, 102]})
-    late = fresh.post("/", {"inputs": [101, SLEEP + 10, 102]}, headers={"x-request-timeout": "0.5"})
+    late = fresh.post("/", {"inputs": [101, SLEEP + 40, 102]}, headers={"x-request-timeout": "1.5"})
     assert late.status_code == 503
     fresh.post("/", {"inputs": ""})
     assert counted("/") == {("424", "failed"): 1, ("503", "expired"): 1, ("400", "client_error"): 1}

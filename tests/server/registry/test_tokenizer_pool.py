@@ -36,7 +36,7 @@ def counting(done: list[str], name: str, chunks: int) -> Chunks[str]:
 
 def run(work: Callable[[], Awaitable[Any]]) -> Any:
     async def waited() -> Any:
-        return await asyncio.wait_for(work(), 30)
+        return await asyncio.wait_for(work(), 120)
 
     return asyncio.run(waited())
 
@@ -97,7 +97,7 @@ def test_what_waits_for_the_tokenizer_is_bounded() -> None:
     gate = threading.Event()
 
     def gated() -> Chunks[str]:
-        gate.wait(30)
+        gate.wait(120)
         yield 1
         return "done"
 

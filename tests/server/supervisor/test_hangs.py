@@ -254,9 +254,16 @@ def test_restarts_back_off(tmp_path: Path) -> None:
     with live(*STAND_IN, env={"STAND_IN_CRASH_FILE": str(crash)}) as server:
         time.sleep(2.2)  # of good service
         crash.touch()
-        response = server.post("/embed", {"inputs": [GOOD]}, headers={"x-request-timeout": "4"})
-        assert response.status_code == 503
-        until(lambda: "restarting in 0.8 s" in server.log, what="the fourth death")
+
+        def dies_again() -> bool:
+            """An engine that is idle for a while before it dies would count as good."""
+            assert server.post("/embed", {"inputs": [GOOD]}, headers={"x-request-timeout": "4"}).status_code in (
+                424,
+                503,
+            )
+            return "restarting in 0.8 s" in server.log
+
+        until(dies_again, what="the fourth death")
         waits = re.findall(r"restarting in ([\d.]+) s", server.log)
         assert waits[:4] == ["0.1", "0.2", "0.4", "0.8"]
         assert server.get("/readyz").status_code == 503
