@@ -8,17 +8,20 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from unittest import mock
 
 import pytest
 
 from embert.server.cli.main import main
+from tests.server.bulk.forks import Fork
 from tests.server.live import ROOT, STAND_IN, environment
 
 __all__ = ["BLOCK", "COMMAND", "embed", "embedded", "fed", "started"]
 
 BLOCK = 256  # texts of a block, so that a few blocks take no time
 _LIMIT = "embert.server.bulk.job.BLOCK_TEXTS"
+_FORKS = SimpleNamespace(Popen=Fork, DEVNULL=subprocess.DEVNULL, TimeoutExpired=subprocess.TimeoutExpired)
 _PROGRAM = f"""
 import embert.server.bulk.job as job
 from embert.server.cli.main import main
@@ -29,12 +32,13 @@ COMMAND = (sys.executable, "-P", "-c", _PROGRAM, "embed", "-q", *STAND_IN)
 
 
 def embedded(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    """A run until its end; the command itself runs in this process."""
+    """A run until its end; the command itself runs in this process, and its workers are forked."""
     out, err = io.TextIOWrapper(io.BytesIO(), "utf-8"), io.StringIO()
     with (
         contextlib.redirect_stdout(out),
         contextlib.redirect_stderr(err),
         mock.patch(_LIMIT, BLOCK),
+        mock.patch("embert.server.bulk.worker.subprocess", _FORKS),
         pytest.raises(SystemExit) as ended,
     ):
         main(("embed", "-q", *map(str, arguments), *STAND_IN))
