@@ -1,25 +1,15 @@
-"""Fair share over random traffic: the number of slices of a request, and waits."""
+"""Fair share in virtual time: the number of slices of a request, and waits."""
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Hashable
-from dataclasses import dataclass, field
-from math import ceil
 from pathlib import Path
-from random import Random
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from embert.engine import load_model
 from embert.engine.models.flops import TokenCounts
 from embert.server.engine_worker.batches import LEAD_SHARE
-from embert.server.engine_worker.lanes import QUANTA, SMALL_PART, SMALL_SHARE, Request
-from embert.server.engine_worker.scheduler import LOW_PRIORITY_INTERVAL, Scheduler
 from embert.server.engine_worker.work_queue import WorkQueue
-from tests.server.engine_worker.schedulers import next_batch, scheduler_of
 from tests.server.engine_worker.virtual import BATCH_TOKENS, Speed, VirtualEngine
 
 MINILM = Speed(device_s=0.0009, submit_s=0.00035, responses_s=0.0004, slice_s=20e-6)
@@ -62,106 +52,6 @@ def test_short_texts_do_not_lower_the_rate_that_bounds_the_queue(
     engine.run(floods={}, short=("m", 300), seconds=2.0)
     (rate,) = engine.rates()
     assert rate == pytest.approx(BATCH_TOKENS / MINILM.device_s, rel=0.25)
-
-
-@dataclass
-class Traffic:
-    """Requests that come while batches run, and what became of them."""
-
-    scheduler: Scheduler
-    came: dict[Hashable, int] = field(default_factory=dict)  # the number of batches before it
-    requests: dict[Hashable, Request] = field(default_factory=dict)
-    pieces: defaultdict[Hashable, int] = field(default_factory=lambda: defaultdict(int))
-    took: dict[Hashable, int] = field(default_factory=dict)  # batches until it was done
-    batches: int = 0
-
-    def come(self, lengths: list[int], *, low_priority: bool) -> None:
-        key = len(self.came)
-        self.came[key] = self.batches
-        self.requests[key] = Request(key, lengths, low_priority=low_priority)
-        self.scheduler.add(self.requests[key])
-
-    def run(self) -> bool:
-        batch = self.scheduler.next_batch()
-        if batch is None:
-            return False
-        self.batches += 1
-        for piece in batch.slices:
-            self.pieces[piece.request.key] += 1
-            if piece.stop == piece.request.texts:
-                self.took[piece.request.key] = self.batches - self.came[piece.request.key]
-        return True
-
-
-BUDGET = 2048
-QUANTUM = BUDGET // QUANTA
-SMALL = QUANTUM // SMALL_SHARE
-arrivals = st.lists(  # of the time of each batch
-    st.lists(
-        st.tuples(
-            st.one_of(
-                st.lists(st.integers(1, SMALL), min_size=1, max_size=1),
-                st.lists(st.integers(1, QUANTUM // 2), min_size=1, max_size=40),
-            ),
-            st.booleans(),
-        ),
-        max_size=12,
-    ),
-    min_size=1,
-    max_size=20,
-)
-
-
-@settings(deadline=None, max_examples=100)
-@given(arrivals)
-def test_bounds_hold_for_any_traffic(arrivals: list[list[tuple[list[int], bool]]]) -> None:
-    traffic = Traffic(scheduler_of(BUDGET))
-    for requests in arrivals:
-        for lengths, low_priority in requests:
-            traffic.come(lengths, low_priority=low_priority)
-        traffic.run()
-    while traffic.run():
-        pass
-    assert set(traffic.took) == set(traffic.came)  # none starves
-    for key, request in traffic.requests.items():
-        rounds = ceil(request.offsets[-1] / QUANTUM)
-        # Each round is interrupted once at most, and a low-priority request's by each interactive batch that it fills.
-        assert traffic.pieces[key] <= (4 if request.low_priority else 2) * rounds
-    # A small interactive request waits for those before it, of which half of a batch runs at once, and no longer.
-    small = [
-        request for request in traffic.requests.values() if request.offsets[-1] <= SMALL and not request.low_priority
-    ]
-    for request in small:
-        before = sum(
-            each.offsets[-1]
-            for each in small
-            if traffic.came[each.key] <= traffic.came[request.key]
-            and traffic.came[each.key] + traffic.took[each.key] > traffic.came[request.key]
-        )
-        batches = ceil(before / (BUDGET // SMALL_PART - QUANTUM - SMALL))
-        assert traffic.took[request.key] <= batches + batches // (LOW_PRIORITY_INTERVAL - 1) + 1
-
-
-@settings(deadline=None, max_examples=50)
-@given(st.integers(2, 40), st.integers(0, 100), st.integers(0, 1000))
-def test_large_requests_have_equal_shares_whatever_small_ones_do(large: int, small: int, seed: int) -> None:
-    rng = Random(seed)
-    scheduler = scheduler_of(BUDGET)
-    for number in range(large):
-        scheduler.add(Request(("large", number), [rng.randint(16, 250) for _ in range(100)]))
-    tokens = dict.fromkeys(range(large), 0)
-    for number in range(2 * large):
-        for each in range(small):
-            scheduler.add(Request((number, each), [16]))
-        batch = next_batch(scheduler)
-        for piece in batch.slices:
-            key = piece.request.key
-            assert isinstance(key, tuple)
-            if key[0] == "large":
-                tokens[key[1]] += piece.tokens
-        assert max(tokens.values()) - min(tokens.values()) <= QUANTUM + 2 * 250
-    # Half of each batch is theirs.
-    assert sum(tokens.values()) >= 2 * large * (BUDGET // 2 - 250)
 
 
 def test_a_short_text_waits_for_the_long_one_that_is_running(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

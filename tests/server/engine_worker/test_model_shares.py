@@ -85,26 +85,3 @@ def test_a_machine_that_slept_does_not_make_a_model_wait_for_as_long() -> None:
     scheduler.settle(asleep, 1e6)
     following = [batch.model for batch in (scheduler.next_batch() for _ in range(12)) if batch is not None]
     assert asleep.model in following
-
-
-def test_a_batch_is_settled_once() -> None:
-    scheduler = scheduler_of(100, token_s=1.0)
-    for model in ("small", "large"):
-        scheduler.add(Request(model, [100] * 1000, model))
-    batch = next_batch(scheduler)
-    for _ in range(9):
-        scheduler.settle(batch, 800.0)
-    assert {batch.model for batch in (scheduler.next_batch() for _ in range(10)) if batch is not None} == {
-        "small",
-        "large",
-    }
-
-
-def test_a_full_batch_is_one_of_the_model_that_comes_next() -> None:
-    scheduler = scheduler_of(100)
-    scheduler.add(Request("few", [10], model="small"))
-    scheduler.add(Request("many", [50] * 10, model="large"))
-    assert not scheduler.full()
-    batch = next_batch(scheduler)
-    assert batch.model == "small"
-    assert scheduler.full()

@@ -20,14 +20,6 @@ def calibrated(fixed_s: float = FIXED_S, token_s: float = TOKEN_S, tokens: int =
     return estimate
 
 
-def test_at_first_a_batch_takes_what_was_calibrated() -> None:
-    estimate = calibrated(0.001, 1e-6)
-    assert estimate.expected_s(500) == estimate.seconds(500) == pytest.approx(0.0015)
-    assert estimate.tokens_per_s == pytest.approx(BATCH / (0.001 + BATCH * 1e-6))
-    assert estimate.tokens_within(0.0015) in (499, 500)
-    assert (estimate.tokens_within(0.0005), estimate.tokens_within(1.0)) == (0, BATCH)
-
-
 @given(st.lists(st.tuples(st.floats(0, 10), st.integers(1, 2 * BATCH)), max_size=60))
 def test_what_is_learned_is_bounded(batches: list[tuple[float, int]]) -> None:
     """Whatever is measured: half of the calibrated time at least, and at most what a batch has taken."""
@@ -82,37 +74,11 @@ def test_a_slower_machine_is_noticed_and_a_pause_hardly() -> None:
     assert estimate.tokens_per_s == pytest.approx(rate, rel=0.1)
 
 
-def test_a_start_on_a_busy_machine_does_not_bound_the_rate_for_ever() -> None:
-    estimate = calibrated(2 * FIXED_S, 2 * TOKEN_S)
-    for _ in range(60):
-        estimate.add_batch(FIXED_S + BATCH * TOKEN_S, BATCH)
-    assert estimate.tokens_per_s == pytest.approx(1 / TOKEN_S, rel=0.05)
-
-
-def test_batches_that_are_looked_for_late_do_not_double_the_rate() -> None:
-    """They seem to have begun late."""
-    estimate = calibrated()
-    rate = estimate.tokens_per_s
-    for _ in range(100):
-        estimate.add_batch(1e-6, BATCH)
-    assert estimate.tokens_per_s <= 2.001 * rate
-
-
 def test_a_batch_handed_over_ahead_begins_when_the_one_before_ends() -> None:
     busy = BusyTime()
     assert busy.add(0.0, 1.0) == 1.0
     assert busy.add(0.5, 2.0) == 1.0  # waited for the first
     assert busy.last_ended == busy.total_s == 2.0
-
-
-def test_batches_found_ended_are_expected_to_be_shorter_for_a_while() -> None:
-    estimate = calibrated(0.02, 0.0)
-    for _ in range(9):
-        estimate.note_prediction(too_long=True)
-    assert estimate.expected_s(100) < 0.001
-    for _ in range(200):
-        estimate.note_prediction(too_long=False)
-    assert estimate.expected_s(100) == pytest.approx(0.02)
 
 
 def test_the_busy_part_of_a_window() -> None:

@@ -197,13 +197,6 @@ def test_children_refuse_to_be_started_by_hand() -> None:
         assert ended.stderr == f"{module} is started by `embert serve`\n"
 
 
-def test_the_supervisor_has_little_to_import() -> None:
-    """It is what says that a start cannot succeed, and it stays: neither should take what only its children need."""
-    code = "import sys, embert.server.cli.serve; print([m for m in ('numpy', 'asyncio') if m in sys.modules])"
-    ended = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert ended.stdout.strip() == "[]"
-
-
 def test_all_addresses_of_ipv6_are_those_of_ipv4_too() -> None:
     (sock,) = listen("::", 0)
     port = sock.getsockname()[1]

@@ -16,7 +16,7 @@ from selenium.webdriver import Chrome
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
-from tests.server.frontend.playground.page import cells, check_legibility, compare, contents, open_page, text
+from tests.server.frontend.playground.page import cells, compare, contents, open_page, text
 from tests.server.live import Live, until
 
 HTML = {"accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
@@ -133,16 +133,6 @@ def test_the_response_and_a_vector_are_shown_and_copied(page: Chrome, http: http
     page.find_element(By.ID, "tab-curl").click()
 
 
-def test_the_parts_of_the_time_add_up(page: Chrome) -> None:
-    compare(page, ["one", "two"])
-    assert contents(page, "#part-list tbody th")[:3] == ["tokenize", "queue", "inference"]
-    *parts, total = (float(ms) for ms in contents(page, "#part-list tbody td:nth-child(2)"))
-    assert len(parts) == 5
-    assert sum(parts) == pytest.approx(total, abs=0.05)
-    assert parts[2] > 0
-    assert len(page.find_elements(By.CSS_SELECTOR, "#parts i")) == 5
-
-
 def test_the_snippets_run(page: Chrome) -> None:
     texts = ['it\'s a "quoted" \\ text $HOME', "`date` 🏦"]
     compare(page, texts)
@@ -201,8 +191,3 @@ def test_every_control_has_a_name_and_the_console_is_silent(page: Chrome) -> Non
     assert nameless == []
     console: Any = page.get_log("browser")  # type: ignore[no-untyped-call]
     assert [entry for entry in console if "422" not in entry["message"]] == []
-
-
-def test_the_page_is_legible(page: Chrome) -> None:
-    compare(page, ["one", "two", "three"])
-    check_legibility(page)

@@ -8,7 +8,7 @@ from selenium.webdriver import Chrome
 from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 
-from tests.server.frontend.playground.page import cells, check_legibility, contents, open_page, text, views
+from tests.server.frontend.playground.page import cells, contents, open_page, text, views
 from tests.server.live import Live, until
 from tests.server.stand_in import token_vectors
 
@@ -22,7 +22,6 @@ def ask(chrome: Chrome, server: Live, view: str, **fields: str) -> None:
     until(result.is_displayed, what="the response to what stands in the form")
     send(chrome, view, **fields)
     assert result.is_displayed(), text(chrome, f"#view-{view} .message")
-    check_legibility(chrome)
     assert chrome.get_log("browser") == []  # type: ignore[no-untyped-call]
 
 
