@@ -17,13 +17,13 @@ from embert.engine.batch import PackedBatch
 from embert.engine.encoders.cuda import encoder as cuda
 from embert.engine.encoders.cuda.encoder import CudaEncoder
 from embert.engine.encoders.cuda.weights import chosen_dtype
-from embert.engine.encoders.self_test import mismatch, self_test_ids, vector_of
+from embert.engine.encoders.self_test import mismatch
 from embert.engine.errors import BrokenModel, EncoderError, UnsupportedModel
 from embert.engine.model import Model
 from embert.engine.weights.checkpoint import Checkpoint
-from tests.engine.conftest import BuildBert, Floats, HuggingFace, Install, ModelFolder
+from tests.engine.conftest import BuildBert, Floats, Install, ModelFolder
 from tests.engine.stand_in_gpu import StandInEncoder
-from tests.oracles.model_cases import SHORT_CASES, build, byte_level
+from tests.oracles.model_cases import build, byte_level
 
 
 @pytest.fixture
@@ -33,20 +33,6 @@ def model(build_bert: BuildBert) -> Model:
 
 def batch(ids: list[int], **more: Any) -> PackedBatch:
     return PackedBatch(np.array(ids, np.int32), np.array([0, len(ids)], np.int32), **more)
-
-
-@pytest.mark.parametrize("case", SHORT_CASES)
-def test_vector_of_the_self_test_is_hugging_faces(model_folder: ModelFolder, case: str) -> None:
-    folder = model_folder(case)
-    model = engine.load_model(str(folder))
-    ids = self_test_ids(model.config)
-    windows = [each.window for each in model.config.attention if each.window]
-    assert len(ids) == (max(windows) + 16 if windows else 5)
-    assert model.config.padding_id not in ids
-    reference = HuggingFace(folder)
-    for pooling in ("cls", "mean", "max", "last-token"):
-        vector = vector_of(ids, model.config, Checkpoint.open(model), pooling)
-        np.testing.assert_allclose(vector, reference.pooled(ids, pooling), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize(

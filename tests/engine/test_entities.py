@@ -19,7 +19,7 @@ from embert.engine.errors import InputError
 from embert.engine.tasks import Task
 from embert.engine.tokenization.tokenizer import Tokenizer
 from tests.engine.conftest import random_sequences, small_tokenizer
-from tests.oracles.model_cases import SHORT_CASES, build
+from tests.oracles.model_cases import HEAD_CASES, build
 from tests.oracles.pipelines import LABELS, NLI, random_texts, write
 
 
@@ -75,7 +75,7 @@ def test_entities_are_those_of_the_pipeline(tmp_path: Path, tokenizer: str, case
     assert compare_entities(tmp_path, texts()[:count]) > 500
 
 
-@pytest.mark.parametrize("case", [case for case in SHORT_CASES if not case.startswith("gemma")])
+@pytest.mark.parametrize("case", [case for case in HEAD_CASES if not case.startswith("gemma")])
 def test_logits_of_tokens_equal_hugging_face(tmp_path: Path, case: str) -> None:
     names = {"id2label": dict(enumerate(LABELS)), "label2id": {label: i for i, label in enumerate(LABELS)}}
     build(tmp_path, case, vocab_size=99, head="ForTokenClassification", modules=False, **names)

@@ -84,18 +84,6 @@ def test_hub_cannot_be_reached(no_hub: Path, default_model: Model) -> None:
     assert engine.load_model("all-MiniLM-L6-v2") == packaged
 
 
-@pytest.mark.parametrize("progress", [True, False])
-def test_model_in_the_hub_cache(no_hub: Path, build_bert: BuildBert, progress: bool) -> None:
-    commit = "0123456789abcdef0123456789abcdef01234567"
-    repository = no_hub / "models--somebody--something"
-    shutil.copytree(build_bert(), repository / "snapshots" / commit)
-    (repository / "refs").mkdir()
-    (repository / "refs" / "main").write_text(commit)
-    model = engine.load_model("somebody/something", progress=progress)
-    assert (model.model_id, model.revision) == ("somebody/something", commit)
-    assert engine.load_model("somebody/something", revision=commit).revision == commit
-
-
 @pytest.mark.parametrize(
     ("path", "message"),
     [

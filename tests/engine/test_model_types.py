@@ -17,9 +17,11 @@ from transformers.models.mpnet.modeling_mpnet import MPNetEncoder
 
 from embert import engine
 from embert.engine.encoders.positions import buckets
+from embert.engine.encoders.self_test import self_test_ids, vector_of
 from embert.engine.errors import BrokenModel
 from embert.engine.models import MODEL_TYPES, read_config
 from embert.engine.tasks import Task
+from embert.engine.weights.checkpoint import Checkpoint
 from tests.engine.conftest import Floats, HuggingFace, ModelFolder, random_sequences, small_tokenizer, unit
 from tests.oracles.exact import hidden_states, near
 from tests.oracles.model_cases import MODEL_CASES, SHORT_CASES, build, byte_level, unigram
@@ -44,7 +46,7 @@ def with_padding_inside(padding: int) -> list[npt.NDArray[np.int32]]:
 
 @pytest.mark.parametrize("case", SHORT_CASES)
 def test_hidden_states_and_pooled_vectors(model_folder: ModelFolder, case: str) -> None:
-    """Compares mixed lengths, and padding tokens inside texts, to which some models give other positions."""
+    """Compares mixed lengths, the self test's vector, and padding tokens inside texts, which move positions."""
     folder = model_folder(case)
     model = engine.load_model(str(folder))
     assert (model.config.model_type, model.config.max_positions) == (case.partition(",")[0], 128)
@@ -59,6 +61,13 @@ def test_hidden_states_and_pooled_vectors(model_folder: ModelFolder, case: str) 
     np.testing.assert_allclose(hidden, np.concatenate(expected), atol=2e-4)
     for ids, rows in zip(sequences, expected, strict=True):
         np.testing.assert_allclose(encoder.encode(engine.pack([ids]))[0], unit(rows.mean(0)), atol=1e-5)
+    ids = self_test_ids(model.config)
+    assert model.config.padding_id not in ids
+    windows = [each.window for each in model.config.attention if each.window]
+    assert len(ids) == (max(windows) + 16 if windows else 5)
+    for pooling in ("cls", "mean", "max", "last-token"):
+        vector = vector_of(ids, model.config, Checkpoint.open(model), pooling)
+        np.testing.assert_allclose(vector, reference.pooled(ids, pooling), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("case", ["roberta", "xlm-roberta"])

@@ -15,6 +15,7 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers, processors, trainers
 
 __all__ = [
+    "HEAD_CASES",
     "MASKED_LM_CASES",
     "MODEL_CASES",
     "SHORT_CASES",
@@ -152,7 +153,13 @@ MODEL_CASES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 SHORT_CASES = [name for name in MODEL_CASES if "long" not in name]  # of 128 positions
 DECODERS = ("eurobert", "llama", "mistral", "qwen", "bidirectional_pplx_qwen3", "jina_embeddings_v5", "gemma")
-MASKED_LM_CASES = [name for name in MODEL_CASES if not name.startswith(DECODERS)]
+# Cases whose heads differ: by tensor names, pooling or activation. Positions and windows are of the encoder.
+HEAD_CASES = [
+    *(name for name in SHORT_CASES if "," not in name and MODEL_CASES[name][0] not in ("Pplx", "JinaV5")),
+    "electra, as wide", "deberta-v2, narrow", "deberta-v2, plain", "bert, tanh", "distilbert, relu",
+    "modernbert, biases", "gte, untyped", "eurobert, mean", "eurobert, biases", "llama, biases",
+]  # fmt: skip
+MASKED_LM_CASES = [name for name in HEAD_CASES if not name.startswith(DECODERS)]
 
 
 def _own_code(prefix: str, base: str, model_type: str, *, causal: bool) -> dict[str, Any]:

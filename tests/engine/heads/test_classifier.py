@@ -17,13 +17,13 @@ from embert.engine.heads.description import NO_HEADS, Classifier
 from embert.engine.tasks import Task
 from tests.engine.conftest import random_sequences, unit
 from tests.engine.heads.classifiers import build_classifier, hugging_face_logits
-from tests.oracles.model_cases import SHORT_CASES, write_modules
+from tests.oracles.model_cases import HEAD_CASES, write_modules
 from tests.server.models import edit_json
 
 LENGTHS = [1, 2, 3, 17, 33, 64, 5, 5, 128]
 
 
-@pytest.mark.parametrize("case", SHORT_CASES)
+@pytest.mark.parametrize("case", HEAD_CASES)
 def test_logits_equal_hugging_face(tmp_path: Path, case: str) -> None:
     folder = build_classifier(tmp_path, case)
     model = engine.load_model(str(folder))

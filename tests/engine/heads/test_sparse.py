@@ -82,7 +82,7 @@ def sparse(encoder: Encoder, sequences: list[Ids]) -> TaskOutput:
     return encoder.wait(encoder.submit(engine.pack(sequences).wanting(Task.SPARSE)))[Task.SPARSE]
 
 
-@pytest.mark.parametrize("case", [name for name in MASKED_LM_CASES if "long" not in name and "padded" not in name])
+@pytest.mark.parametrize("case", MASKED_LM_CASES)
 def test_splade_of_every_model_type_equals_hugging_face(tmp_path: Path, case: str) -> None:
     reference = MaskedLM(tmp_path, case, vocab_size=77, share=0.05)
     model = engine.load_model(str(tmp_path), pooling="splade")

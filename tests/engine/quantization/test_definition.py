@@ -14,20 +14,14 @@ from scipy.linalg import hadamard as scipys
 
 from embert.engine.errors import UnsupportedModel
 from embert.engine.quantization.blocks import (
-    INNER,
-    SET,
-    SPACING,
     block_weight,
-    by_quarters,
     quarter_weight,
-    stored_order,
 )
 from embert.engine.quantization.rows import (
     BLOCK,
     LEVELS,
     QuantizedRows,
     QuantizedWeight,
-    hadamard,
     product,
     quantized,
     quantized_rows,
@@ -36,7 +30,7 @@ from embert.engine.quantization.rows import (
     sums,
 )
 from tests.engine.conftest import Floats
-from tests.oracles.int8_rows import LEAST, block_rows, quarter_rows, rounded_blocks
+from tests.oracles.int8_rows import block_rows, quarter_rows
 
 Doubles = npt.NDArray[np.float64]
 seeds = st.integers(0, 2**32 - 1)
@@ -143,58 +137,3 @@ def test_products_of_parts_are_as_near_as_those_of_whole_rows(
 def test_width_without_whole_blocks_is_refused(quantize_weight: Callable[..., QuantizedWeight]) -> None:
     with pytest.raises(UnsupportedModel, match=r"layer\.7\.dense\.weight has 312"):
         quantize_weight(np.zeros((4, 312), np.float32), "layer.7.dense.weight")
-
-
-def quarters_rotated(x: npt.NDArray[np.float16]) -> Doubles:
-    columns = by_quarters(x.shape[1])
-    y = np.empty(x.shape, np.float64)
-    y[:, columns] = x[:, columns].astype(np.float64) @ (hadamard(SET) / np.sqrt(SET))
-    return y
-
-
-@given(seeds)
-def test_quarters_are_rotated_and_rounded(seed: int) -> None:
-    random = np.random.default_rng(seed)
-    x = (drawn(seed, 5, 384) * 10.0 ** random.integers(-3, 3, (5, 1))).clip(-60000, 60000).astype(np.float16)
-    x[1] = 0
-    found = quarter_rows(x)
-    scales = found.scales.astype(np.float64)
-    assert (np.abs(found.integers * scales - quarters_rotated(x)) <= 0.75 * scales).all()  # sums in float16 round, too
-    assert found.scales[1] == 0
-    assert np.abs(found.integers.astype(int)).max(1).tolist() == [LEVELS, 0, LEVELS, LEVELS, LEVELS]
-
-
-@pytest.mark.parametrize("value", [65504.0, 6e-8, 1e-4, 2.0, 32768.0])
-def test_largest_and_smallest_values_stay_in_range(value: float) -> None:
-    x = np.full((1, 128), value, np.float16)
-    found = quarter_rows(x)
-    assert np.isfinite(found.scales).all()
-    error = np.abs(found.integers * found.scales.astype(np.float64) - quarters_rotated(x))
-    assert error.max() <= max(0.06 * value, 2e-6)
-
-
-def blocks_rotated(x: npt.NDArray[np.float16], block: int) -> Doubles:
-    """Activations or context times the orthogonal matrix, in the stored order."""
-    size = block // SPACING
-    sets = (4 if block == INNER else 1) * x.astype(np.float64).reshape(len(x), -1, size, SPACING)
-    y = np.einsum("rbic,ij->rbjc", sets, hadamard(size) / np.sqrt(size))
-    rows: Doubles = y.reshape(x.shape)[:, stored_order(x.shape[1])]
-    return rows
-
-
-@given(seeds, st.sampled_from([128, 64]))
-def test_integers_of_blocks(seed: int, block: int) -> None:
-    """A block is rounded by its own maximum; aligned to the row's largest one, integers change by half a step more."""
-    x = drawn_inner(seed, 5, 384)
-    x[1] = 0
-    exact, root = blocks_rotated(x, block), 1 if block == INNER else np.sqrt(block / SPACING)
-    each = rounded_blocks(x, block)
-    scales = np.repeat(each.maxima.astype(np.float64), block, 1) / LEVELS / root
-    assert (np.abs(each.integers * scales - exact) <= 0.75 * scales).all()  # sums in float16 round, too
-    assert (each.maxima[1] == LEAST).all()
-    assert not each.integers[1].any()
-    assert np.abs(each.integers.astype(int)).max() <= LEVELS
-    aligned = block_rows(x, block)
-    np.testing.assert_allclose(aligned.scales[:, 0], each.maxima.max(1).astype(np.float64) / 127 / root, rtol=1e-6)
-    # Half a step for each rounding, and half of a 128th of a block's integers for its factor.
-    assert (np.abs(aligned.integers * aligned.scales.astype(np.float64) - exact) <= 1.8 * aligned.scales).all()
