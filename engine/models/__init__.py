@@ -27,6 +27,7 @@ from embert.engine.models import (
     mpnet,
     nomic_bert,
     roberta,
+    ultrabert,
 )
 from embert.engine.models.config_file import ConfigFile
 from embert.engine.models.encoder_config import EncoderConfig
@@ -49,6 +50,7 @@ MODEL_TYPES: dict[str, Callable[[ConfigFile], EncoderConfig]] = {
     "gte": gte.read,
     "new": gte.read,
     "eurobert": decoder.read_eurobert,
+    "ultrabert": ultrabert.read,
     "llama": decoder.read_llama,
     "mistral": decoder.read_mistral,
     "qwen2": decoder.read_qwen2,

@@ -90,13 +90,13 @@ QWEN = {
 
 def read_llama(config: ConfigFile) -> EncoderConfig:
     """LLaMA. Raises BrokenModel or UnsupportedModel."""
-    return _llama(config.with_missing(**DEFAULTS))
+    return llama_config(config.with_missing(**DEFAULTS))
 
 
 def read_eurobert(config: ConfigFile) -> EncoderConfig:
     """EuroBERT: LLaMA's layers with attention in both directions. Raises BrokenModel or UnsupportedModel."""
     config = config.with_missing(**EUROBERT)
-    described = _llama(config.with_fields(is_causal=False))
+    described = llama_config(config.with_fields(is_causal=False))
     stated = config.one_of("classifier_pooling", tuple(EUROBERT_POOLINGS), "late")
     config.one_of("clf_pooling", (stated,), stated)  # the name in the authors' own code, which transformers ignores
     classification = Classification("dense", "classifier", "gelu", pooling=EUROBERT_POOLINGS[stated])
@@ -106,10 +106,11 @@ def read_eurobert(config: ConfigFile) -> EncoderConfig:
     return dataclasses.replace(described, tensors=tensors)
 
 
-def _llama(config: ConfigFile) -> EncoderConfig:
+def llama_config(config: ConfigFile, *, kinds: list[str] | None = None) -> EncoderConfig:
+    """The description of layers with LLaMA's options of biases. `kinds` are those of `decoder_config`."""
     biases = {flag: config.one_of(flag, (False, True), False) for flag in ("attention_bias", "mlp_bias")}
     without = (() if biases["attention_bias"] else ATTENTION) + (() if biases["mlp_bias"] else FEED_FORWARD)
-    return decoder_config(config, without)
+    return decoder_config(config, without, kinds=kinds)
 
 
 def read_mistral(config: ConfigFile) -> EncoderConfig:

@@ -66,6 +66,7 @@ ROWS = (
     Row("ALBERT", ("albert",), "paraphrase-albert-small-v2"),
     Row("DeBERTa v2, v3", ("deberta-v2",), "mxbai-rerank-base-v1, deberta-v3-base-zeroshot"),
     Row("EuroBERT", ("eurobert",), "EuroBERT-210m"),
+    Row("UltraBERT", ("ultrabert",), "UltraBERT-150M, -380M, -Embed"),
     Row("Qwen3", ("qwen3",), "Qwen3-Embedding, voyage-4-nano"),
     Row("pplx-embed", ("bidirectional_pplx_qwen3",), "pplx-embed-v1-0.6b"),
     Row("Gemma", ("gemma",), "bge-reranker-v2-gemma"),

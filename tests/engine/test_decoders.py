@@ -21,6 +21,7 @@ from embert.engine.files.tokenizer_config import QWEN_PATTERN
 from embert.engine.heads.checkpoints.classifier import read_classifier
 from embert.engine.heads.description import Classifier
 from embert.engine.models import read_config
+from embert.engine.models.encoder_config import Attention, Rotary
 from embert.engine.tokenization.encoded import TokenizeOptions, finish
 from tests.engine.conftest import random_sequences, small_tokenizer, without_own_kernels
 from tests.engine.heads.classifiers import build_classifier, hugging_face_logits
@@ -227,11 +228,17 @@ def test_padding_of_a_gemma_classifier_by_default(tmp_path: Path) -> None:
         assert classifier.padding_id == expected
 
 
-@pytest.mark.parametrize("pooling", ["late", "mean", "bos"])
-def test_a_eurobert_that_classifies_or_fills_masks(tmp_path: Path, pooling: str) -> None:
+POOLINGS = [
+    *(("eurobert", each) for each in ("late", "mean", "bos")),
+    *(("ultrabert", each) for each in ("cls", "mean")),
+]
+
+
+@pytest.mark.parametrize(("case", "pooling"), POOLINGS)
+def test_a_decoder_that_classifies_or_fills_masks(tmp_path: Path, case: str, pooling: str) -> None:
     """Classes of pairs are those of CrossEncoder; the encoder of a masked language model embeds."""
     for head in ("ForSequenceClassification", "ForMaskedLM"):
-        folder = build(tmp_path / head, "eurobert", vocab_size=VOCABULARY, head=head, modules=False, num_labels=3,
+        folder = build(tmp_path / head, case, vocab_size=VOCABULARY, head=head, modules=False, num_labels=3,
                        classifier_pooling=pooling)  # fmt: skip
         backend, fields = eurobert()
         backend.save(str(folder / "tokenizer.json"))
@@ -249,11 +256,25 @@ def test_a_eurobert_that_classifies_or_fills_masks(tmp_path: Path, pooling: str)
     with engine.Engine.load(str(folder), device="cpu", pooling="mean") as loaded:
         vectors = embeddings(folder, TEXTS[:3], normalize_embeddings=True)  # the mean, where no file says it
         np.testing.assert_allclose(loaded.embed(TEXTS[:3]), vectors, atol=2e-5)
-    with pytest.raises(UnsupportedModel, match="pooling splade is not supported for eurobert"):
+    with pytest.raises(UnsupportedModel, match=f"pooling splade is not supported for {case}"):
         engine.load_model(str(folder), pooling="splade")
 
 
-@pytest.mark.parametrize("case", ["qwen3", "qwen2, windows", "mistral", "llama, llama3", "gemma3_text"])
+def test_both_spellings_of_ultrabert(tmp_path: Path) -> None:
+    """A list with the window and one with the θ of each layer, instead of types of layers."""
+    path = build(tmp_path, "ultrabert, lists") / "config.json"
+    read, fields = read_config(path), json.loads(path.read_text())
+    for name in ("layer_types", "sliding_window", "rope_parameters"):
+        del fields[name]
+    path.write_text(json.dumps({**fields, "attention_windows": [0, 5], "rope_theta": [300.0, 70.0]}))
+    assert read_config(path) == read
+    assert read.attention == (Attention(Rotary(300.0, 16)), Attention(Rotary(70.0, 16), 5))
+    del fields["num_hidden_layers"]
+    path.write_text(json.dumps(fields))
+    assert [each.window for each in read_config(path).attention[:4]] == [128, 128, None, 128]
+
+
+@pytest.mark.parametrize("case", ["qwen3", "qwen2, windows", "mistral", "llama, llama3", "gemma3_text", "ultrabert"])
 def test_decoders_of_any_length(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str) -> None:
     """Every row in float32 compared with transformers in float64, past windows and blocks; both kinds of kernels."""
     build(tmp_path, case, max_position_embeddings=2048)

@@ -45,6 +45,7 @@ LLAMA3 = {
     "original_max_position_embeddings": 32,
 }
 EUROBERT = {**DECODER, "pad_token_id": 0}
+ULTRABERT = {**EUROBERT, "sliding_window": 16}
 YARN = {"rope_type": "yarn", "rope_theta": 10_000.0, "factor": 4.0, "original_max_position_embeddings": 32}
 GEMMA = {
     **DECODER,
@@ -130,6 +131,16 @@ MODEL_CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "rope_parameters": {"rope_type": "default", "rope_theta": 250_000.0},
         },
     ),
+    "ultrabert": ("Ultrabert", ULTRABERT),
+    "ultrabert, lists": (
+        "Ultrabert",
+        {
+            **ULTRABERT,
+            "attention_windows": [0, 5],
+            "rope_theta": [300.0, 70.0],
+            "classifier_pooling": "mean",
+        },
+    ),
     "llama": ("Llama", DECODER),
     "llama, biases": ("Llama", {**DECODER, "attention_bias": True, "mlp_bias": True, "head_dim": 32}),
     "llama, llama3": ("Llama", {**DECODER, "rope_parameters": LLAMA3}),
@@ -152,7 +163,16 @@ MODEL_CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma3_text, not causal": ("Gemma3Text", {**GEMMA, "is_causal": False}),
 }
 SHORT_CASES = [name for name in MODEL_CASES if "long" not in name]  # of 128 positions
-DECODERS = ("eurobert", "llama", "mistral", "qwen", "bidirectional_pplx_qwen3", "jina_embeddings_v5", "gemma")
+DECODERS = (
+    "eurobert",
+    "ultrabert",
+    "llama",
+    "mistral",
+    "qwen",
+    "bidirectional_pplx_qwen3",
+    "jina_embeddings_v5",
+    "gemma",
+)
 # Cases whose heads differ: by tensor names, pooling or activation. Positions and windows are of the encoder.
 HEAD_CASES = [
     *(name for name in SHORT_CASES if "," not in name and MODEL_CASES[name][0] not in ("Pplx", "JinaV5")),

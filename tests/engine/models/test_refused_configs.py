@@ -55,6 +55,18 @@ REFUSED: dict[str, list[dict[str, Any] | tuple[dict[str, Any], str]]] = {
         {"inner_group_num": True},
     ],
     "eurobert": [{"classifier_pooling": "max"}, {"clf_pooling": "mean"}, {"hidden_act": "mish"}],
+    "ultrabert": [
+        {"classifier_pooling": "late"},
+        {"sliding_window": 0},
+        {"layer_types": 3},
+        {"attention_windows": 5},
+        ({"attention_windows": [4, 5]}, "attention_windows must have one value for all layers of sliding_attention"),
+        ({"attention_windows": ["4", "4"]}, "sliding_window must be a positive int, found '4'"),
+        {ROPE: None, "rope_theta": 5.0},
+        ({ROPE: None, "rope_theta": [5.0]}, "rope_theta must be a list of 2 values, one a layer; found [5.0]"),
+        ({ROPE: None, "rope_theta": [5.0, 7.0]}, "layers of sliding_attention, found 5.0 and 7.0"),
+        ({ROPE: {"rope_theta": 5}}, f"{ROPE}.rope_theta is not supported"),
+    ],
     "qwen3": [
         ({"num_key_value_heads": 3}, "num_attention_heads 4 is not a multiple of num_key_value_heads 3"),
         ({ROPE: {"rope_type": "longrope", "factor": 2.0}}, "rope_type 'longrope'"),
