@@ -15,8 +15,6 @@ from safetensors.torch import save_file
 from embert import engine
 from tests.server.models import copy_model
 
-__all__ = ["BUILD", "ENTITIES", "LABELS"]
-
 LABELS = ("calm", "cross", "curious")
 ENTITIES = ("O", "B-PER", "I-PER", "B-LOC", "I-LOC")
 NLI = ("contradiction", "neutral", "entailment")

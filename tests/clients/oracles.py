@@ -9,8 +9,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["DOCUMENTS", "QUERY", "assert_embedded", "assert_ranked", "scores"]
-
 QUERY = "Why do cats purr?"
 DOCUMENTS = ["A tax form has many pages.", "Cats purr when they are content.", "Kittens sleep all day."]
 CLOSE = 1e-5  # of float32 numbers in 0 … 1, or of vectors of length 1

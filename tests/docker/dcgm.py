@@ -7,8 +7,6 @@ import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-__all__ = ["dcgm_exporter"]
-
 LABELS = (
     'gpu="0",UUID="GPU-604ac76c-d9cf-fef3-62e9-d92044ab6e52",pci_bus_id="00000000:01:00.0",device="nvidia0",'
     'modelName="NVIDIA H100 80GB HBM3",Hostname="gpu-host",DCGM_FI_DRIVER_VERSION="580.82.07"'

@@ -9,8 +9,6 @@ from dataclasses import dataclass, field
 
 from tests.server.live import ROOT
 
-__all__ = ["Instruction", "Stage", "stages"]
-
 
 @dataclass(frozen=True)
 class Instruction:

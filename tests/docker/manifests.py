@@ -13,8 +13,6 @@ import yaml
 
 from tests.server.live import ROOT
 
-__all__ = ["CHART", "Manifest", "by_kind", "check", "helm", "pods_selected", "templated"]
-
 Manifest = dict[str, Any]
 CHART = ROOT / "docker" / "helm" / "embert"
 CUSTOM = ("monitoring.coreos.com/", "keda.sh/")  # kinds of operators, which Kubernetes' own schemas lack

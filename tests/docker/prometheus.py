@@ -17,8 +17,6 @@ import yaml
 
 from tests.server.live import ROOT, free_port, until
 
-__all__ = ["FOLDER", "Prometheus", "binary", "prometheus"]
-
 FOLDER = ROOT / "docker" / "prometheus"
 _COMPOSE = yaml.safe_load((ROOT / "docker" / "compose.yaml").read_text())
 FEATURES = [each for each in _COMPOSE["services"]["prometheus"]["command"] if each.startswith("--enable-feature")]

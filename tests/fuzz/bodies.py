@@ -8,8 +8,6 @@ from collections.abc import Iterator
 from random import Random
 from typing import Any
 
-__all__ = ["encode", "multiplied", "mutated"]
-
 Path = tuple[int | str, ...]
 
 VALUES: tuple[Any, ...] = (

@@ -19,8 +19,6 @@ from tests.fuzz.client import Exchange, Limits, exchange
 from tests.fuzz.judge import judge
 from tests.fuzz.routes import Ask, Routes
 
-__all__ = ["Campaign", "Finding", "fetch_routes", "grown", "memory", "peaks"]
-
 CANARY_TEXTS = ["Hello, world", "The quick brown fox jumps over the lazy dog."]
 # Candidates for the canary: the first that the model supports is used.
 CANARIES = (

@@ -12,8 +12,6 @@ from tests.fuzz import bodies, heads
 from tests.fuzz.heads import Head
 from tests.fuzz.routes import Ask, Routes
 
-__all__ = ["SOUND", "Case", "Ending", "Maker"]
-
 SOUND = frozenset({200, 429, 503})  # of a request with nothing wrong about it
 PIECES = 50  # of a tiny fragmentation
 TIMEOUT_S, CUT_TIMEOUT_S = 2.0, 0.5  # X-Request-Timeout; the second where a body is missing

@@ -14,8 +14,6 @@ from tests.fuzz.cases import Case, Ending
 from tests.fuzz.reading import End, Reading, Request, read
 from tests.fuzz.responses import Malformed, Response, ResponseReader
 
-__all__ = ["SENTINEL", "Exchange", "Limits", "Outcome", "exchange"]
-
 SENTINEL = b"sentinel"
 _ASK = b"GET /livez HTTP/1.1\r\nHost: fuzz\r\nX-Request-Id: %b\r\n\r\n" % SENTINEL
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from random import Random
 
-__all__ = ["INNER", "Head", "chunked", "odd", "odd_chunked", "upgrade"]
-
 INNER = b"GET /livez HTTP/1.1\r\nhost: x\r\nx-request-id: smuggled\r\n\r\n"
 
 

@@ -15,8 +15,6 @@ from tests.fuzz.client import SENTINEL, Exchange, Outcome
 from tests.fuzz.reading import End, Request
 from tests.fuzz.responses import Response
 
-__all__ = ["STATUSES", "judge"]
-
 # Of docs/api.md; no 5xx but 503.
 STATUSES = frozenset({200, 400, 401, 404, 405, 406, 408, 411, 413, 415, 417, 422, 424, 429, 431, 503})
 OPENAI = {"message", "type", "param", "code"}

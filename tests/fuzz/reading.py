@@ -10,8 +10,6 @@ import enum
 import re
 from dataclasses import dataclass
 
-__all__ = ["End", "Reading", "Request", "read"]
-
 HEAD_SIZE = 60_000  # bytes; the server's default limit is a little more
 HEAD_LINES = 90
 CHUNK_LINE_SIZE = 200  # bytes of a chunk's size and extensions

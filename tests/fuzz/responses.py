@@ -8,8 +8,6 @@ from dataclasses import dataclass, field
 
 import h11
 
-__all__ = ["Malformed", "Response", "ResponseReader"]
-
 HEAD_LIMIT = 64 * 1024
 
 

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-__all__ = ["Ask", "Routes"]
-
 WORDS = ("a", "the", "hello", "world", "東京", "naïve", "👩‍🚀", "x" * 30, "don't", "42", "\t", "ﬁ", "[SEP]", "<pad>")
 MAX_ITEMS = 4
 

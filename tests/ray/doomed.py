@@ -17,8 +17,6 @@ from embert.engine.errors import EncoderLost
 from embert.engine.model import Model
 from tests.server.stand_in import StandIn
 
-__all__ = ["FOLDER", "create"]
-
 FOLDER = "DOOMED_FOLDER"
 
 

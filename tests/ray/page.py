@@ -11,8 +11,6 @@ import pyarrow.parquet as pq
 
 from tests.server.live import ROOT
 
-__all__ = ["TEXTS", "block", "run", "vectors", "write_texts"]
-
 TEXTS = [f"text {number}" for number in range(10)]
 
 

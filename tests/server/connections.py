@@ -13,8 +13,6 @@ import psutil
 
 from tests.server.live import Live, until
 
-__all__ = ["EVEN", "LINGERS", "connect", "connection_counts", "head", "one_to_each", "post_on", "read_all", "send"]
-
 # For `constants` of `live`, because a busy machine may stop a process for a while:
 # an HTTP process keeps its share of the connections,
 EVEN = {"embert.server.http.acceptor.SILENT_S": 60.0}

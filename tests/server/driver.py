@@ -8,8 +8,6 @@ from pathlib import Path
 
 import pytest
 
-__all__ = ["build_driver"]
-
 SOURCE = Path(__file__).with_name("gpu_stand_in.c")
 LIBRARIES = ("libcuda.so.1", "libnvidia-ml.so.1")
 

@@ -23,11 +23,6 @@ from typing import Any, TypeVar
 import httpx
 import psutil
 
-__all__ = [
-    "EMBERT", "PATIENT", "ROOT", "STAND_IN", "TRUST", "Live", "Samples", "environment", "free_port", "live", "run_cli",
-    "until",
-]  # fmt: skip
-
 ROOT = Path(__file__).parents[2]
 STAND_IN = ("--encoder", "tests.server.stand_in:create")
 # -P, as in the installed command: the working folder is not importable.

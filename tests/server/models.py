@@ -12,17 +12,6 @@ from safetensors.numpy import load_file, save_file
 
 from embert import engine
 
-__all__ = [
-    "NAN_WORD",
-    "build_classifier",
-    "copy_model",
-    "edit_json",
-    "late_interaction",
-    "splade",
-    "three_heads",
-    "write_config",
-]
-
 
 def copy_model(folder: Path, *, without: tuple[str, ...] = ()) -> Path:
     """The default model's files, linked into `folder`, but for those named."""

@@ -6,8 +6,6 @@ from collections.abc import Iterable
 
 import httpx
 
-__all__ = ["check_refused", "message"]
-
 
 def message(response: httpx.Response) -> str:
     """The message of an error, in the form of any API."""

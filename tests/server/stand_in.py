@@ -32,8 +32,6 @@ from embert.engine import Encoder, PackedBatch, Task, TaskOutput
 from embert.engine.errors import BrokenModel, EncoderError, EncoderLost
 from embert.engine.model import Model
 
-__all__ = ["CRASH", "FAIL", "HANG", "HELD", "HUNGRY", "LOSE", "NAN", "SLEEP", "create", "expected", "token_vectors"]
-
 # Ids that are orders. All are [unused…] in BERT's vocabulary: no text has them.
 FAIL = 10  # EncoderError
 NAN = 11  # vectors that are not finite, for this text only

@@ -11,8 +11,6 @@ from collections.abc import Mapping, Sequence
 from multiprocessing.reduction import DupFd
 from typing import Any
 
-__all__ = ["Fork"]
-
 _FORKS = multiprocessing.get_context("forkserver")
 _FORKS.set_forkserver_preload(["embert.server.bulk.worker", "tests.server.bulk.forks", "tests.server.stand_in"])
 _LARGE = 512  # above the numbers of descriptors that a worker gets

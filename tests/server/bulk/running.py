@@ -17,8 +17,6 @@ from embert.server.cli.main import main
 from tests.server.bulk.forks import Fork
 from tests.server.live import ROOT, STAND_IN, environment
 
-__all__ = ["BLOCK", "COMMAND", "embed", "embedded", "fed", "started"]
-
 BLOCK = 256  # texts of a block, so that a few blocks take no time
 _LIMIT = "embert.server.bulk.job.BLOCK_TEXTS"
 _FORKS = SimpleNamespace(Popen=Fork, DEVNULL=subprocess.DEVNULL, TimeoutExpired=subprocess.TimeoutExpired)

@@ -9,8 +9,6 @@ from embert.server.engine_worker.lanes import BatchLimits
 from embert.server.engine_worker.scheduler import Batch, Scheduler
 from embert.server.engine_worker.throughput import ThroughputEstimate
 
-__all__ = ["next_batch", "scheduler_of"]
-
 
 def scheduler_of(
     tokens: int,

@@ -13,8 +13,6 @@ import transformers
 
 from tests.server.live import Live
 
-__all__ = ["logits_of", "model_folder", "sigmoid", "softmax"]
-
 Floats = npt.NDArray[np.float64]
 
 

@@ -7,8 +7,6 @@ from selenium.webdriver.common.by import By
 
 from tests.server.live import until
 
-__all__ = ["cells", "compare", "contents", "open_page", "text", "views"]
-
 
 def text(browser: Chrome, selector: str) -> str:
     """The visible text of the first such element."""
