@@ -1,13 +1,15 @@
-"""Browsers, request ids, headers and paths of responses, and several HTTP processes: what is around the routes."""
+"""Around the routes: keys, browsers, request ids, headers, paths of responses, and several HTTP processes."""
 
 from __future__ import annotations
 
 import contextlib
 import re
 from collections.abc import Iterator
+from pathlib import Path
 
 import httpx
 import numpy as np
+import openai
 import psutil
 import pytest
 
@@ -16,15 +18,23 @@ from tests.server.live import STAND_IN, Live, Samples, live, until
 from tests.server.stand_in import expected
 
 CANARY = "canary-51bd"
-KEY = {"authorization": "Bearer key"}
+KEY = {"authorization": "Bearer second"}
 ORIGIN = "https://app.example"
 
 
 @pytest.fixture(scope="module")
-def two() -> Iterator[Live]:
-    """Two HTTP processes with a key, one origin, and a port for metrics."""
-    options = ("--workers", "2", "--api-key", "key", "--cors-allow-origin", ORIGIN, "--metrics-port", "0")
-    with live(*STAND_IN, *options, constants=EVEN, ready=False) as running:
+def key_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    file = tmp_path_factory.mktemp("keys") / "keys"
+    file.write_text("# for the tests\nfrom-file\n\n  indented-ünïcode  \n")
+    return file
+
+
+@pytest.fixture(scope="module")
+def two(key_file: Path) -> Iterator[Live]:
+    """Two HTTP processes with keys, one origin, and a port for metrics."""
+    options = ["--workers", "2", "--cors-allow-origin", ORIGIN, "--metrics-port", "0", "--served-model-name", "mini"]
+    options += ["--api-key", "first key", "--api-key", "second", "--api-key-file", str(key_file), "--keyless", "docs"]
+    with live(*STAND_IN, *options, "--log-level", "debug", constants=EVEN, ready=False) as running:
         running.wait_announced()  # both accept connections
         yield running
 
@@ -48,6 +58,81 @@ def metrics_of(server: Live) -> Samples:
     assert response.headers["content-type"].startswith("text/plain")
     lines = (line.rpartition(" ") for line in response.text.splitlines() if not line.startswith("#"))
     return Samples((name, float(value)) for name, _, value in lines)
+
+
+# --- keys ---
+
+
+@pytest.mark.parametrize(
+    ("value", "says"),
+    [
+        *((f"Bearer {key}", "") for key in ("first key", "second", "from-file", "indented-ünïcode")),
+        ("bearer  second", ""),
+        (None, "missing"),
+        ("", "missing"),
+        ("Bearer", "wrong"),
+        (f"Bearer {CANARY}", "wrong"),
+        ("Bearer first", "wrong"),
+        ("Bearer First Key", "wrong"),
+        ("Basic second", "wrong"),
+        ("second", "wrong"),
+        ("Bearer # for the tests", "wrong"),
+    ],
+)
+def test_keys(stranger: httpx.Client, value: str | None, says: str) -> None:
+    headers = {} if value is None else {b"authorization": value.encode()}
+    response = stranger.post("/embed", json={"inputs": "a"}, headers=headers)
+    assert response.status_code == (401 if says else 200)
+    if says:
+        assert says in response.json()["error"]
+    assert CANARY not in response.text
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [("POST", "/embed"), ("POST", "/v1/embeddings"), ("GET", "/v1/models"), ("GET", "/info"), ("GET", "/metrics"),
+     ("GET", "/nothing"), ("POST", "/")],
+)  # fmt: skip
+def test_401(stranger: httpx.Client, method: str, path: str) -> None:
+    response = stranger.request(method, path, headers={"authorization": f"Bearer {CANARY}"})
+    assert (response.status_code, response.headers["www-authenticate"]) == (401, "Bearer")
+    error = response.json()
+    if path.startswith("/v1/"):
+        assert error["error"].items() >= {"type": "authentication_error", "code": "invalid_api_key"}.items()
+    else:
+        assert error["error_type"] == "Unauthorized"
+    assert "Authorization: Bearer" in response.text
+    assert CANARY not in response.text
+
+
+def test_documentation_and_probes_need_no_key(stranger: httpx.Client) -> None:
+    paths = ("/health", "/ping", "/livez", "/docs", "/openapi.json", "/static-offline-docs/swagger-ui-bundle.js")
+    assert {path: stranger.get(path).status_code for path in paths} == dict.fromkeys(paths, 200)
+
+
+def test_openais_client(two: Live) -> None:
+    with openai.OpenAI(base_url=f"{two.url}/v1", api_key="second", max_retries=0) as client:
+        assert client.models.list().data[0].id == "mini"
+        assert client.embeddings.create(model="mini", input="a").model == "mini"
+        # The model's own id is good too, but the response has the served name.
+        assert client.embeddings.create(model="sentence-transformers/all-MiniLM-L6-v2", input="a").model == "mini"
+        assert client.models.retrieve("sentence-transformers/all-MiniLM-L6-v2").id == "mini"
+    with openai.OpenAI(base_url=f"{two.url}/v1", api_key="third", max_retries=0) as client:
+        with pytest.raises(openai.AuthenticationError) as refused:
+            client.embeddings.create(model="mini", input="a")
+        assert refused.value.code == "invalid_api_key"
+
+
+def test_a_running_server_reads_a_changed_key_file(two: Live, key_file: Path) -> None:
+    def status(key: str) -> int:
+        return two.post("/embed", {"inputs": "a"}, headers={"authorization": f"Bearer {key}"}).status_code
+
+    assert (status("from-file"), status("new")) == (200, 401)
+    key_file.write_text("new\n")
+    until(lambda: all(status("new") == 200 for _ in range(6)), what="the new key, in both processes")
+    until(lambda: all(status("from-file") == 401 for _ in range(6)), what="the end of the old key")
+    for secret in (CANARY, "first key", "from-file"):
+        assert secret not in two.log
 
 
 # --- browsers ---

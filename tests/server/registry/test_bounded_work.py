@@ -93,17 +93,13 @@ def test_requests_that_fail_leave_nothing_behind(tmp_path: Path) -> None:
     paths = os.pathsep.join(filter(None, [str(tmp_path), str(ROOT), os.environ.get("PYTHONPATH")]))
     text = b"a " * 1_000_000
     texts = b'","'.join([text[:40_000]] * 50)
+    late = {408, 503}  # while its body is read, or afterwards
     failures: list[tuple[str, bytes, dict[str, str], set[int]]] = [
         ("/embed", b'{"inputs":"%b","truncate":3}' % text, {}, {422}),
         ("/embed", b'{"inputs":"%b"' % text, {}, {400}),
         ("/embed", b'{"inputs":[[%b],"%b"]}' % (b"101,%d" % FAIL, text), {}, {424}),
-        (
-            "/embed",
-            b'{"inputs":["%b"]}' % texts,
-            {"x-request-timeout": "0.001"},
-            {408, 503},
-        ),
-        ("/embed", b'{"inputs":[[%b],"%b"]}' % (b"101,%d" % (SLEEP + 3), text), {"x-request-timeout": "0.2"}, {503}),
+        ("/embed", b'{"inputs":["%b"]}' % texts, {"x-request-timeout": "0.001"}, late),
+        ("/embed", b'{"inputs":[[%b],"%b"]}' % (b"101,%d" % (SLEEP + 3), text), {"x-request-timeout": "0.2"}, late),
         ("/embed", b'{"inputs":[%b"%b"]}' % (b"[[]]," * 100_000, text), {}, {413}),
         ("/tokenize", b'{"inputs":"%b"}' % text, {}, {413}),
         ("/vertex", b'{"instances":[{"inputs":"%b","truncate":3},{"inputs":3}]}' % text, {}, {422}),

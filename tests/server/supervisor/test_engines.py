@@ -1,12 +1,8 @@
-"""Several engines: `--device x:0,1` starts two, which on this machine are stand-ins."""
+"""Devices that `--device` and `--encoder` mean."""
 
 from __future__ import annotations
 
-import os
-import signal
 import subprocess
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +10,6 @@ import pytest
 
 from embert.engine.encoders import devices as module
 from embert.engine.encoders.devices import devices
-from tests.server.crowd import right, use_both_engines
-from tests.server.live import PATIENT, STAND_IN, Live, live, until
-from tests.server.stand_in import HELD
 
 
 @pytest.mark.parametrize(
@@ -92,60 +85,3 @@ def test_gpus_that_are_hidden_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
     assert devices("auto") == ["auto"]
     assert devices("cuda") == ["cuda"]
     assert [(each.returncode, each.stdout, each.stderr) for each in asked] == [(0, "", "")] * 2
-
-
-@pytest.fixture(scope="module")
-def two() -> Iterator[Live]:
-    options = ("--device", "x:0,1", "--max-batch-tokens", "256", "--max-queue-seconds", "0")
-    with live(*STAND_IN, *options, env={"STAND_IN_S": "0.02", **PATIENT}) as server:
-        use_both_engines(server)
-        yield server
-
-
-def batches(server: Live) -> list[float]:
-    metrics = server.metrics()
-    return [metrics[f'embert_batches_total{{engine="{index}"}}'] for index in range(2)]
-
-
-def test_each_has_a_process_and_the_queue_is_as_long_as_they_are_many(two: Live) -> None:
-    assert len(two.engine_pids) == 2
-    assert two.get("/info").json()["max_queue_tokens"] == 2 * 256 * 256
-    assert two.metrics()["embert_queue_limit_tokens"] == 2 * 256 * 256
-
-
-def test_work_goes_to_the_engine_with_less_of_it(two: Live) -> None:
-    before = batches(two)
-    with ThreadPoolExecutor(8) as pool:
-        with two.held():
-            busy = pool.submit(two.post, "/embed", {"inputs": [[101, HELD, 102], *[[7] * 200] * 5]})
-            until(
-                lambda: two.metrics()["embert_admitted_tokens"] == 1003, what="the request that keeps one engine busy"
-            )
-            assert all(
-                pool.map(lambda number: right(two, [101, 1000 + number, 102]), range(20))
-            )  # nobody waits for that one
-        assert busy.result().status_code == 200
-
-    def fewest() -> float:
-        return min(after - earlier for after, earlier in zip(batches(two), before, strict=True))
-
-    until(lambda: fewest() >= 3, what="batches of both engines in the metrics, which follow the responses")
-
-
-def test_one_of_them_may_die(two: Live) -> None:
-    with ThreadPoolExecutor(8) as pool:
-        asked = [pool.submit(right, two, [101, 1000 + number, 102]) for number in range(200)]
-        until(lambda: sum(future.done() for future in asked) > 20, what="the first responses")
-        os.kill(two.engine_pids[0], signal.SIGKILL)
-        # What it owed went to the other one.
-        assert all(future.result() for future in asked)
-    assert two.get("/readyz").status_code == 200
-    until(lambda: [two.metrics()[f'embert_engine_up{{engine="{i}"}}'] for i in range(2)] == [1, 1])
-
-
-def test_an_http_process_that_starts_again_has_the_budget_of_all_engines(two: Live) -> None:
-    (pid,) = two.http_pids
-    os.kill(pid, signal.SIGKILL)
-    until(lambda: two.http_pids not in ([], [pid]), what="another HTTP process")
-    two.wait_ready()
-    assert two.get("/info").json()["max_queue_tokens"] == 2 * 256 * 256

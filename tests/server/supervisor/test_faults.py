@@ -9,6 +9,7 @@ import resource
 import signal
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
@@ -16,7 +17,7 @@ import numpy as np
 import pytest
 
 from tests.server.connections import connection_counts
-from tests.server.crowd import PATIENCE_S, Crowd, post, published, use_both_engines
+from tests.server.crowd import PATIENCE_S, Crowd, post, published, right, use_both_engines
 from tests.server.live import PATIENT, STAND_IN, Live, live, until
 from tests.server.models import copy_model
 from tests.server.stand_in import CRASH, HELD, LOSE, expected
@@ -30,7 +31,9 @@ def _healing() -> Iterator[Live]:
 
 @pytest.fixture(scope="module")
 def pair() -> Iterator[Live]:
-    with live(*STAND_IN, "--device", "x:0,1", env=PATIENT) as server:
+    options = ("--device", "x:0,1", "--max-batch-tokens", "256", "--max-queue-seconds", "0")
+    with live(*STAND_IN, *options, env={"STAND_IN_S": "0.02", **PATIENT}) as server:
+        use_both_engines(server)
         yield server
 
 
@@ -73,6 +76,58 @@ def test_what_a_lost_engine_owed_is_sent_once_more(healing: Live) -> None:
     by_size = sorted((np.array(response.json()) for response in responses), key=len)
     np.testing.assert_allclose(by_size[0], [expected(slow)], atol=1e-5)
     np.testing.assert_allclose(by_size[1], [expected([101, 5000, 102])] * 3, atol=1e-5)
+
+
+# --- two engines ---
+
+
+def test_each_has_a_process_and_the_queue_is_as_long_as_they_are_many(pair: Live) -> None:
+    assert len(pair.engine_pids) == 2
+    assert pair.get("/info").json()["max_queue_tokens"] == 2 * 256 * 256
+    assert pair.metrics()["embert_queue_limit_tokens"] == 2 * 256 * 256
+
+
+def batches(server: Live) -> list[float]:
+    metrics = server.metrics()
+    return [metrics[f'embert_batches_total{{engine="{index}"}}'] for index in range(2)]
+
+
+def test_work_goes_to_the_engine_with_less_of_it(pair: Live) -> None:
+    before = batches(pair)
+    with ThreadPoolExecutor(8) as pool:
+        with pair.held():
+            busy = pool.submit(pair.post, "/embed", {"inputs": [[101, HELD, 102], *[[7] * 200] * 5]})
+            until(
+                lambda: pair.metrics()["embert_admitted_tokens"] == 1003, what="the request that keeps one engine busy"
+            )
+            assert all(
+                pool.map(lambda number: right(pair, [101, 1000 + number, 102]), range(20))
+            )  # nobody waits for that one
+        assert busy.result().status_code == 200
+
+    def fewest() -> float:
+        return min(after - earlier for after, earlier in zip(batches(pair), before, strict=True))
+
+    until(lambda: fewest() >= 3, what="batches of both engines in the metrics, which follow the responses")
+
+
+def test_one_of_them_may_die(pair: Live) -> None:
+    with ThreadPoolExecutor(8) as pool:
+        asked = [pool.submit(right, pair, [101, 1000 + number, 102]) for number in range(100)]
+        until(lambda: sum(future.done() for future in asked) > 20, what="the first responses")
+        os.kill(pair.engine_pids[0], signal.SIGKILL)
+        # What it owed went to the other one.
+        assert all(future.result() for future in asked)
+    assert pair.get("/readyz").status_code == 200
+    until(lambda: [pair.metrics()[f'embert_engine_up{{engine="{i}"}}'] for i in range(2)] == [1, 1])
+
+
+def test_an_http_process_that_starts_again_has_the_budget_of_all_engines(pair: Live) -> None:
+    (pid,) = pair.http_pids
+    os.kill(pid, signal.SIGKILL)
+    until(lambda: pair.http_pids not in ([], [pid]), what="another HTTP process")
+    pair.wait_ready()
+    assert pair.get("/info").json()["max_queue_tokens"] == 2 * 256 * 256
 
 
 @pytest.mark.parametrize("poison", [CRASH, LOSE])
