@@ -15,9 +15,9 @@ from embert.engine.encode_batches import encode_batches
 from embert.engine.encoders.base import Encoder, check_finite
 from embert.engine.entities import DEFAULT_IGNORED, STRATEGIES, Aggregation, Entity, EntityOptions, entities_of
 from embert.engine.errors import InputError
-from embert.engine.heads.description import Classifier
+from embert.engine.heads.description import Classifier, MultiVector
+from embert.engine.heads.late_interaction import max_sim, multi_vector_mask
 from embert.engine.heads.scores import LabelScore, Ranked, best_labels, ranked, scores
-from embert.engine.heads.token_rows import multi_vector_mask
 from embert.engine.heads.zero_shot import TEMPLATE, check_labels, hypotheses, zero_shot_labels
 from embert.engine.loader import load_encoder
 from embert.engine.model import Model, load_model
@@ -178,30 +178,43 @@ class Engine:
         `prompt_name` names another of the model's prompts. The other options are those of `embed`. Raises InputError
         for a model that has no multi-vectors, and as `embed` does.
         """
-        head = self.model.heads.multi_vector
-        if head is None:
+        if self.model.heads.multi_vector is None:
             raise _missing(self.model, Task.MULTI, "texts")
         _check_flags(is_query=is_query, truncate=truncate)
         encoded = encode_texts(
             self.model, self.tokenizer, texts, task=task, prompt_name=prompt_name, truncate=truncate, is_query=is_query
         )
-        starts = cumulative(encoded.lengths)
-        mask = multi_vector_mask(encoded.ids, starts, head, is_query=is_query)
-        vectors: dict[int, Vectors] = {}
-        for numbers, rows in self._rows(encoded, Task.MULTI, batch_tokens, progress):
-            for number, start, stop in zip(numbers.tolist(), rows.offsets, rows.offsets[1:], strict=False):
-                vectors[number] = rows.values[start:stop][mask[starts[number] : starts[number + 1]]]
+        vectors = dict(self._multi_vectors(self.model.heads.multi_vector, encoded, is_query, batch_tokens, progress))
         return [vectors[number] for number in range(len(texts))]
 
+    def _multi_vectors(
+        self,
+        head: MultiVector,
+        encoded: Encoded,
+        is_query: bool,
+        batch_tokens: int | None,
+        progress: Callable[[int], None] | None,
+    ) -> Iterator[tuple[int, Vectors]]:
+        """The number of each text and its vectors, as batches end."""
+        starts = cumulative(encoded.lengths)
+        mask = multi_vector_mask(encoded.ids, starts, head, is_query=is_query)
+        for numbers, rows in self._rows(encoded, Task.MULTI, batch_tokens, progress):
+            for number, start, stop in zip(numbers.tolist(), rows.offsets, rows.offsets[1:], strict=False):
+                yield number, rows.values[start:stop][mask[starts[number] : starts[number + 1]]]
+
     def score(self, pairs: Sequence[Pair], **options: Unpack[ScoreOptions]) -> Vectors:
-        """Score pairs of texts with a model of one label, such as a reranker: float32 [n].
+        """Score pairs of texts with a model of one label, such as a reranker, or of late interaction: float32 [n].
 
         Scores are what the model's files make of its logits, mostly their sigmoid. The longer text of a pair that is
-        too long is cut first. Raises InputError as `classify` does, and for a model with several labels.
+        too long is cut first. With late interaction the first texts are queries, and scores are MaxSim. Raises
+        InputError as `classify` does, and for a model with several labels.
         """
-        classifier = self._scorer("pairs")
         _check_options(options)
         check_sequence(pairs, "pairs")
+        head = self.model.late_interaction
+        if head is not None:
+            return self._max_sims(head, *_split_pairs(dict(enumerate(pairs)), "pairs"), ("pairs", "pairs"), options)
+        classifier = self._scorer("pairs")
         logits = self._pair_logits(classifier, dict(enumerate(pairs)), "pairs", options)
         return scores(logits, _activation(classifier, options))[:, 0]
 
@@ -213,11 +226,14 @@ class Engine:
         Equals come in the order given. `top_n` keeps that many of the best. Raises InputError as `score` does, and for
         a `top_n` below 1.
         """
-        classifier = self._scorer("texts")
         _check_options(options)
         if top_n is not None and (type(top_n) is not int or top_n < 1):
             raise InputError(f"must be at least 1, found {top_n!r}", param="top_n")
         check_text(query, "query")
+        head = self.model.late_interaction
+        if head is not None:
+            return ranked(self._max_sims(head, [query], texts, ("query", "texts"), options), "identity", top_n)
+        classifier = self._scorer("texts")
         encoded = self.tokenizer.encode_pairs(
             [resolve_options(self.model, prompt_name=options.get("prompt_name"))[0] + query],
             texts,
@@ -341,19 +357,36 @@ class Engine:
     ) -> Vectors:
         """The logits of numbered pairs: float32 [n, labels]."""
         prompt = resolve_options(self.model, prompt_name=options.get("prompt_name"))[0]
-        firsts, seconds = [], []
-        for number, pair in pairs.items():
-            if not isinstance(pair, (tuple, list)) or len(pair) != 2:
-                description = len(pair) if isinstance(pair, (tuple, list)) else f"one {type(pair).__name__}"
-                raise InputError(f"must be two texts, found {description}", param=param, subject=f"pair {number}")
-            for text in pair:
-                check_text(text, param, f"a text of pair {number}")
-            firsts.append(prompt + pair[0])
-            seconds.append(pair[1])
+        firsts, seconds = _split_pairs(pairs, param)
         encoded = self.tokenizer.encode_pairs(
-            firsts, seconds, TokenizeOptions(truncate=options.get("truncate", True), param=param, second_param=param)
+            [prompt + first for first in firsts],
+            seconds,
+            TokenizeOptions(truncate=options.get("truncate", True), param=param, second_param=param),
         )
         return self._logits(classifier, encoded, options, [*pairs])
+
+    def _max_sims(
+        self,
+        head: MultiVector,
+        queries: Sequence[str],
+        documents: Sequence[str],
+        params: tuple[str, str],
+        options: ScoreOptions,
+    ) -> Vectors:
+        """MaxSim of each document with its query, or with the only one: float32 [n]. `params` name both lists."""
+        vectors = []
+        for texts, param, is_query in zip((queries, documents), params, (True, False), strict=True):
+            name = options.get("prompt_name") if is_query else None
+            prompt = resolve_options(self.model, prompt_name=name, is_query=is_query)[0]
+            tokenize = TokenizeOptions(truncate=options.get("truncate", True), param=param, is_query=is_query)
+            encoded = self.tokenizer.encode(texts, tokenize, prompt=prompt)
+            progress = None if is_query else options.get("progress")
+            vectors.append(self._multi_vectors(head, encoded, is_query, options.get("batch_tokens"), progress))
+        of_queries = dict(vectors[0])
+        sims = np.empty(len(documents), np.float32)
+        for number, document in vectors[1]:
+            sims[number] = max_sim(of_queries[number if len(of_queries) > 1 else 0], document, head)
+        return sims
 
     def _logits(
         self, classifier: Classifier, encoded: Encoded, options: ScoreOptions, inputs: Sequence[int] | None = None
@@ -446,6 +479,17 @@ def batch_budget(model: Model, encoder: Encoder, batch_tokens: int | None = None
     if batch_tokens is not None and (type(batch_tokens) is not int or batch_tokens < 1):
         raise InputError(f"must be at least 1, found {batch_tokens!r}", param="batch_tokens")
     return max(min(batch_tokens or most, most), model.max_input_length)
+
+
+def _split_pairs(pairs: Mapping[int, Pair], param: str) -> tuple[list[str], list[str]]:
+    """The first and the second texts of numbered pairs. Raises InputError."""
+    for number, pair in pairs.items():
+        if not isinstance(pair, (tuple, list)) or len(pair) != 2:
+            description = len(pair) if isinstance(pair, (tuple, list)) else f"one {type(pair).__name__}"
+            raise InputError(f"must be two texts, found {description}", param=param, subject=f"pair {number}")
+        for text in pair:
+            check_text(text, param, f"a text of pair {number}")
+    return [first for first, _ in pairs.values()], [second for _, second in pairs.values()]
 
 
 def _missing(model: Model, task: Task, param: str) -> InputError:

@@ -83,10 +83,18 @@ class Model:
         return self.heads.tasks | (Task.EMBED | Task.TOKENS if self.embeds else NO_TASK)
 
     @property
+    def late_interaction(self) -> MultiVector | None:
+        """The head that scores pairs, if the model is for late interaction alone. One that also embeds does not."""
+        return self.heads.multi_vector if self.tasks == Task.MULTI else None
+
+    @property
     def task_names(self) -> list[str]:
-        """The same for people; a classifier of one label also reranks, one with a label of entailment is zero-shot."""
+        """The same for people.
+
+        A classifier of one label and a model of late interaction also rerank; a label of entailment makes zero-shot.
+        """
         names, classifier = task_names(self.tasks), self.heads.classifier
-        if classifier is not None and len(classifier.labels) == 1:
+        if self.late_interaction is not None or (classifier is not None and len(classifier.labels) == 1):
             names.append("rerank")
         if classifier is not None and classifier.entailment is not None:
             names.append("zero_shot")

@@ -132,7 +132,7 @@ def resolve_limit(
 def missing_tasks(model: Model, tasks: Task, *, reranks: bool = False, entails: bool = False) -> list[str]:
     """Returns the names of the tasks that the model does not have.
 
-    `reranks` requires a classifier of one label, `entails` one with a label of entailment.
+    `reranks` requires a classifier of one label or late interaction, `entails` a label of entailment.
     """
     for name, required in (("rerank", reranks), ("zero_shot", entails)):
         if required and name not in model.task_names:

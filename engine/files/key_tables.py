@@ -77,7 +77,9 @@ CONFIG_SENTENCE_TRANSFORMERS: Table = {
     "activation_fn": honored("what makes scores of a CrossEncoder's logits"),
     "max_active_dims": honored("the most weights of a sparse vector: the largest are kept"),
     "truncate_dim": refused("the dimensions of a vector; requests ask for them with `dimensions`", None),
-    "similarity_fn_name": irrelevant("how clients compare vectors"),
+    "similarity_fn_name": honored(
+        "meanmaxsim: late interaction's scores are means; others: how clients compare vectors"
+    ),
     "keep_in_fp32_modules": DTYPE,
     "__version__": METADATA,
     "requirements": irrelevant("versions of Python packages that this server does not use"),

@@ -112,6 +112,7 @@ class MultiVector:
     skips_first: bool = False  # the first token has no vector
     query: Role = Role()
     document: Role = Role()
+    mean_of_query: bool = False  # a score is the mean over a query's vectors, not their sum
 
     def role(self, is_query: bool) -> Role:
         """Return the role of queries or of documents."""
@@ -119,8 +120,10 @@ class MultiVector:
 
     def within(self, usual: int) -> MultiVector:
         """The same, with a length of `usual` tokens where queries or documents have none of their own."""
-        roles = (dataclasses.replace(role, length=role.length or usual) for role in (self.query, self.document))
-        return MultiVector(self.layers, self.skips_first, *roles)
+        query, document = (
+            dataclasses.replace(role, length=role.length or usual) for role in (self.query, self.document)
+        )
+        return dataclasses.replace(self, query=query, document=document)
 
     @property
     def longest(self) -> int:

@@ -1,4 +1,4 @@
-"""Heads on the rows of a sequence's tokens, in numpy: pooled rows, sparse vectors, multi-vectors.
+"""Heads on the rows of a sequence's tokens, in numpy: pooled rows and sparse vectors.
 
 Encoders compute the pooling modes of POOLINGS themselves; `pooled_rows` computes the others.
 """
@@ -11,7 +11,6 @@ import numpy as np
 import numpy.typing as npt
 
 from embert.engine.batch import TaskOutput
-from embert.engine.heads.description import MultiVector
 from embert.engine.heads.pooling import modes_of
 
 Floats = npt.NDArray[np.float32]
@@ -96,15 +95,3 @@ def token_weight_rows(
     owners, indices = np.divmod(keys[first], span)
     offsets = np.searchsorted(owners, np.arange(sequences + 1)).astype(np.int32)
     return TaskOutput(largest.reshape(-1, 1), offsets, indices.astype(np.int32))
-
-
-def multi_vector_mask(ids: Ints, cu_seqlens: Ints, head: MultiVector, *, is_query: bool) -> npt.NDArray[np.bool_]:
-    """Mask of the tokens whose row is a vector of their query or document: bool [T].
-
-    `ids` are int32 [T], the tokens of sequences whose lengths have the prefix sums `cu_seqlens`, int32 [B + 1].
-    """
-    skipped = head.role(is_query).skipped
-    mask = ~np.isin(ids, skipped) if skipped else np.ones(len(ids), np.bool_)
-    if head.skips_first:
-        mask[cu_seqlens[:-1]] = False
-    return mask

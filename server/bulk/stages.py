@@ -18,7 +18,7 @@ from embert.engine.batch import PackedBatch, TaskOutput, cumulative
 from embert.engine.encode_batches import by_length, gathered, packed, spans
 from embert.engine.engine import batch_budget, encode_texts, require_task
 from embert.engine.errors import InputError
-from embert.engine.heads.token_rows import multi_vector_mask
+from embert.engine.heads.late_interaction import multi_vector_mask
 from embert.engine.options import output_width
 from embert.engine.tasks import Task
 from embert.engine.tokenization.encoded import Encoded

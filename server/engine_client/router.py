@@ -187,10 +187,13 @@ class Router:
         tasks: Task = Task.EMBED,
         dimensions: int = 0,
         normalize: bool = True,
+        queries: bytes = b"",
         note_failure: Callable[[int, float], None] | None = None,
         trace: RequestTrace | None = None,
     ) -> EncodeResult:
         """Admit texts for the model of this number, run them, return their rows. `trace`: of a sampled request.
+
+        With `queries`, a mask of the texts, the rows of MULTI are the scores of the other texts, one a text.
 
         Raises Overloaded over the budget, Unavailable when the model is ready on no engine or time runs out,
         InferenceFailed when the encoder failed on them, TooManyWeights, CancelledError when the client has left. Once
@@ -217,6 +220,7 @@ class Router:
             model=model,
             trace=b"" if trace is None else trace.context,
             prompt_tokens=encoded.prompt_tokens,
+            queries=queries,
         )
         pending = PendingRequest(message.id, message, encoded, self._loop.create_future(), receive, options)
         self._pending[message.id] = pending

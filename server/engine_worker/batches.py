@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from embert.engine import PackedBatch, Task, TaskOutput
+from embert.engine import Model, PackedBatch, Task, TaskOutput
 from embert.engine.errors import EncoderError
 from embert.server.engine_worker.lanes import Slice
+from embert.server.engine_worker.late_scores import LateScores
 from embert.server.engine_worker.loaded_model import LoadedModel
 from embert.server.engine_worker.scheduler import Batch
 from embert.server.ipc.channel import TRACE_ID_BYTES, Channel, EncodeRequest, PartialResult, TaskRows, TextRows
@@ -242,12 +243,19 @@ class Responder:
         self._send, self._drop = send, drop
 
     def send_rows(
-        self, slices: list[Slice], rows: Mapping[Task, TaskOutput], started: float, ended: float, most_weights: int
+        self,
+        slices: list[Slice],
+        rows: Mapping[Task, TaskOutput],
+        started: float,
+        ended: float,
+        most_weights: int,
+        model: Model | None = None,
     ) -> None:
         """Send the rows of each task, in the order of the slices, to the requests that they belong to.
 
         A row that is not finite fails only its request. A request with more than `most_weights` weights in its sparse
-        vectors fails, too: their number is not known before the forward.
+        vectors fails, too: their number is not known before the forward. A request with queries gets the scores that
+        the head of its `model` for late interaction gives its documents, in place of their rows.
         """
         all_finite = {task: bool(np.isfinite(output.values.sum(dtype=np.float64))) for task, output in rows.items()}
         if len(rows) == 1 and all(all_finite.values()):
@@ -276,6 +284,17 @@ class Responder:
                     failure = PartialResult.failure(message.id, "weights", str(request.weights))
                     outgoing.setdefault(request.channel, []).append(failure)
                     continue
+            if message.queries and model is not None and model.heads.multi_vector is not None:
+                if not hasattr(request, "scores"):
+                    request.scores = LateScores(message, model.heads.multi_vector)
+                times = started - message.admitted, ended - started
+                outgoing.setdefault(request.channel, []).extend(
+                    PartialResult(
+                        message.id, done.start, len(scores), [TaskRows(int(Task.MULTI), scores.tobytes())], *times
+                    )
+                    for done, scores in request.scores.add(piece, parts[Task.MULTI])
+                )
+                continue
             part = PartialResult(
                 message.id,
                 piece.start,

@@ -35,8 +35,8 @@ SMALL_PART = 2  # small requests go first in a batch divided by this while large
 class Request:
     """All texts of one HTTP request.
 
-    `channel`, `message` and `weights` belong to the caller; the scheduler does not read them. `lengths` are the tokens
-    of each text, all ≥ 1. `deadline` is on the caller's clock.
+    `channel`, `message`, `weights` and `scores` belong to the caller; the scheduler does not read them. `lengths` are
+    the tokens of each text, all ≥ 1. `deadline` is on the caller's clock.
     """
 
     __slots__ = (
@@ -51,11 +51,14 @@ class Request:
         "message",
         "model",
         "offsets",
+        "scores",
         "taken",
         "texts",
         "tokens",
         "weights",
     )  # fmt: skip
+
+    scores: Any  # LateScores; not set before the first ones
 
     def __init__(
         self,

@@ -75,7 +75,7 @@ class TaskRoute(Route):
     example_of: Mapping[Task, Mapping[str, Any]] = field(default_factory=dict)  # more of it, by the model's first
     needs: Task = NO_TASK  # tasks that the model must have for every request
     needs_one: Task = NO_TASK  # and at least one of these; the request says which
-    reranks: bool = False  # the model must be a classifier of one label
+    reranks: bool = False  # the model must be a classifier of one label, or of late interaction
     entails: bool = False  # the model must have a label of entailment
     also: tuple[str, ...] = ()  # the paths of other rows whose requests it takes too
     raw: bool = False  # `Accept: application/octet-stream` gets raw float32 rows
@@ -194,31 +194,31 @@ ROUTES: tuple[TaskRoute | Operation, ...] = (
     TaskRoute(
         "/rerank", TEI, "Texts by their relevance to a query, TEI's way, vLLM's or Infinity's",
         tei_pairs.rerank, tei_pairs.RerankRequest, tei_pairs.Ranks, {"query": "a cat", "texts": ["a car", "a kitten"]},
-        aliases=SHARED_PATHS, needs=Task.CLASSIFY, reranks=True,
+        aliases=SHARED_PATHS, reranks=True,
     ),
     TaskRoute(
         "/v1/rerank", COHERE,
         "Documents by their relevance to a query, as Cohere's v1, Jina, vLLM and Infinity have it",
         rerank.rerank, rerank.RerankDocumentsRequest, rerank.Reranked,
         {"query": "a cat", "documents": ["a car", {"text": "a kitten"}]},
-        needs=Task.CLASSIFY, reranks=True,
+        reranks=True,
     ),
     TaskRoute(
         "/v2/rerank", COHERE, "Documents by their relevance to a query, Cohere's way",
         cohere.rerank, cohere.CohereRerankRequest, cohere.CohereRanking,
         {"query": "a cat", "documents": ["a car", "a kitten"]},
-        needs=Task.CLASSIFY, reranks=True,
+        reranks=True,
     ),
     TaskRoute(
         "/v1/ranking", OPENAI, "Passages by their relevance to a query, NVIDIA's way",
         nvidia.ranking, nvidia.RankingRequest, nvidia.NvidiaRanking,
         {"query": {"text": "a cat"}, "passages": [{"text": "a car"}, {"text": "a kitten"}]},
-        needs=Task.CLASSIFY, reranks=True,
+        reranks=True,
     ),
     TaskRoute(
         "/score", OPENAI, "Scores of pairs of texts, vLLM's way",
         vllm.score, vllm.ScoreRequest, vllm.Scores, {"queries": "a cat", "documents": ["a car", "a kitten"]},
-        aliases=("/v1/score",), needs=Task.CLASSIFY, reranks=True,
+        aliases=("/v1/score",), reranks=True,
     ),
     TaskRoute(
         "/predict", TEI, "Labels of texts, or of pairs of texts, TEI's way",

@@ -53,9 +53,12 @@ class Ranking:
     tokens: int  # of all pairs
 
 
-def activation(classifier: Classifier, *, raw: bool) -> str:
-    """Returns the function that turns logits into scores. One label has a sigmoid, whatever the model's files say."""
-    if raw:
+def activation(classifier: Classifier | None, *, raw: bool) -> str:
+    """Returns the function that turns logits into scores. One label has a sigmoid, whatever the model's files say.
+
+    None is late interaction, whose scores are sums of cosines.
+    """
+    if raw or classifier is None:
         return "identity"
     return "sigmoid" if len(classifier.labels) == 1 else classifier.activation
 
@@ -67,7 +70,7 @@ async def score_pairs(
     *,
     options: TokenizeOptions,
 ) -> tuple[Floats, Encoded]:
-    """The logits of pairs by a model of one label: float32 [n].
+    """The logits of pairs by a model of one label, or MaxSim by a model of late interaction: float32 [n].
 
     Raises EmptyInput, PayloadTooLarge for too many, and what tokenizing and inference raise.
     """
@@ -82,6 +85,10 @@ async def score_pairs(
         if pair_text is None or pair_text.instructed is None:
             raise Invalid("is not read by this model, which reads only the query and the document", "instruction")
         context.hold(2 * len(instruction) * len(seconds), "the pairs with their instruction")
+    if handle.served.scorer is None:
+        encoded, is_query = await context.tokenize_roles(TextPairs(firsts, seconds), options)
+        result = await context.run(encoded, Task.MULTI, queries=is_query.tobytes())
+        return result.vectors[~is_query, 0], encoded
     encoded = await context.tokenize_pairs(TextPairs(firsts, seconds, instruction or ""), options)
     result = await context.run(encoded, Task.CLASSIFY)
     return result.vectors[:, 0], encoded
@@ -103,7 +110,7 @@ async def rank(
     logits, encoded = await score_pairs(context, [query], texts, options=options)
     # Scores of logits far from 0 may be equal, so logits decide.
     order = np.argsort(-logits, kind="stable")[: top_n or None]
-    best = scores(logits[order][:, None], activation(context.handle.served.classifier, raw=raw))[:, 0]
+    best = scores(logits[order][:, None], activation(context.handle.served.scorer, raw=raw))[:, 0]
     return Ranking(order.tolist(), json_numbers(best), encoded.tokens)
 
 

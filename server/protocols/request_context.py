@@ -8,7 +8,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +16,8 @@ from starlette.types import Receive, Scope
 
 from embert.engine import Encoded, Task, TaskOutput
 from embert.engine.batch import cumulative
-from embert.engine.heads.token_rows import multi_vector_mask
+from embert.engine.encode_batches import gathered
+from embert.engine.heads.late_interaction import multi_vector_mask
 from embert.engine.options import instruction_prompt
 from embert.engine.tokenization.encoded import EncodedSpans, TokenizeOptions
 from embert.server.config import option_name
@@ -26,7 +27,7 @@ from embert.server.http.held_bytes import SMALL_BYTES
 from embert.server.http.request_head import PLAIN_KEY, prefers, read_request_options
 from embert.server.observability.request_record import SCOPE_KEY, TRACE_KEY, RequestRecord
 from embert.server.protocols.serialization import raw_rows
-from embert.server.registry.inputs import InputTexts, TextPairs
+from embert.server.registry.inputs import InputTexts, TextPairs, joined
 from embert.server.registry.model_handle import BYTES_A_WEIGHT, Capability, ModelHandle
 from embert.server.registry.model_registry import ModelSelector
 from embert.server.request.known_fields import TranslatedFields, header_value
@@ -337,6 +338,45 @@ class RequestContext:
 
         return await self._encode(encode, texts, least, handle.limits.check_pair_tokens, options.second_param, options)
 
+    async def tokenize_roles(self, texts: TextPairs, options: TokenizeOptions) -> tuple[Encoded, npt.NDArray[np.bool_]]:
+        """Queries and documents of late interaction, which the caller has counted, to packed ids.
+
+        Each query stands before its documents; the mask says which sequences are queries. Bounds and errors are those
+        of `tokenize`, for each text.
+        """
+        handle, documents = self.handle, cast("list[str]", texts.seconds)
+        cuts = handle.config.auto_truncate if options.truncate is None else options.truncate
+        self.breakdown.characters = sum(map(len, texts.firsts)) + sum(map(len, documents))
+        parts = []
+        for items, param, own_limit, limit_param in (
+            (texts.firsts, options.param, options.first_limit, "max_tokens_per_query"),
+            (documents, options.second_param, options.second_limit, "max_tokens_per_doc"),
+        ):
+            is_query = items is texts.firsts
+            limits = {"truncate_prompt_tokens": options.limit, limit_param: own_limit} if cuts else {}
+            for name, limit in limits.items():
+                handle.check_limit(limit, is_query=is_query, param=name)
+            limit = min((limit for limit in limits.values() if limit is not None), default=None)
+            role = dataclasses.replace(options, limit=limit, is_query=is_query, param=param)
+            prompt, _ = handle.served.resolve_options(is_query=is_query)
+            inputs = InputTexts(items, str, sum(map(len, items)), 0)
+            parts.append((inputs, role, prompt))
+
+        async def encode(_: object, receive: Receive | None, check: Callable[[int], None]) -> Encoded:
+            both = [
+                await handle.input_tokenizer.encode(inputs, receive, check, role, prompt)
+                for inputs, role, prompt in parts
+            ]
+            return joined(both)
+
+        all_texts = InputTexts([*texts.firsts, *documents], str, self.breakdown.characters, 0)
+        least = partial(all_texts.least_tokens, handle.model.max_input_length)
+        check = handle.limits.check_pair_tokens
+        encoded: Encoded = await self._encode(encode, all_texts, least, check, options.second_param)
+        queries, count = len(texts.firsts), encoded.sequences
+        order = np.arange(count) if queries == 1 else np.arange(count).reshape(2, queries).T.reshape(-1)
+        return gathered(encoded, order, cumulative(encoded.lengths)), order < queries
+
     def _read_texts(self, inputs: TextsAndIds, param: str) -> InputTexts:
         self._param = param
         texts = InputTexts.of(inputs, param)
@@ -382,7 +422,13 @@ class RequestContext:
         return result
 
     async def run(
-        self, encoded: Encoded, tasks: Task = Task.EMBED, *, dimensions: int = 0, normalize: bool = True
+        self,
+        encoded: Encoded,
+        tasks: Task = Task.EMBED,
+        *,
+        dimensions: int = 0,
+        normalize: bool = True,
+        queries: bytes = b"",
     ) -> EncodeResult:
         """The rows of the tasks for what `tokenize` gave, through an engine; see Router.encode.
 
@@ -390,8 +436,9 @@ class RequestContext:
         tokens than may have a row each, and for more weights of sparse vectors than a response may have.
         """
         handle = self.handle
-        only_one_each = tasks == Task.EMBED or tasks == Task.CLASSIFY  # the operators of flags cost ten times as much
-        size = handle.response_bytes(encoded, tasks, dimensions)
+        # The operators of flags cost ten times as much.
+        only_one_each = tasks == Task.EMBED or tasks == Task.CLASSIFY or queries != b""
+        size = 0 if queries else handle.response_bytes(encoded, tasks, dimensions)
         if size > SMALL_BYTES and self.wants_raw:
             size //= 2
         self.hold(size, "the response")
@@ -408,6 +455,7 @@ class RequestContext:
                 tasks=tasks,
                 dimensions=dimensions,
                 normalize=normalize,
+                queries=queries,
                 note_failure=self.breakdown.note_failure,
                 trace=self.trace,
             )

@@ -140,7 +140,7 @@ async def score(context: RequestContext) -> tuple[bytes, bytes]:
         seconds,
         options=request.tokenize_options(request.cuts, request.truncation_side, params),
     )
-    function = activation(handle.served.classifier, raw=request.use_activation is False)
+    function = activation(handle.served.scorer, raw=request.use_activation is False)
     numbers = json_numbers(scores(logits[:, None], function)[:, 0])
     rows = await join_rows(b'{"index":%d,"object":"score","score":%b}' % row for row in enumerate(numbers))
     return JSON, _list("score", handle.served.name, rows, encoded.tokens, completion_tokens=0)

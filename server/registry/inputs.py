@@ -30,6 +30,7 @@ __all__ = [
     "as_server_error",
     "check_texts",
     "interleaved",
+    "joined",
 ]
 
 # Limits of what is tokenized on the event loop, which costs less than the way to a thread and back.
@@ -279,6 +280,12 @@ def interleaved(are_single: Sequence[bool], singles: Encoded, others: Encoded) -
         types = np.concatenate([both[single][span] for single, span in zip(are_single, spans, strict=True)])
     lengths = np.where(are_single, singles.lengths, others.lengths)
     return Encoded(np.concatenate(ids), lengths, singles.truncated + others.truncated, types)
+
+
+def joined(parts: Sequence[Encoded]) -> Encoded:
+    """The sequences of each part, one part after the other; none has token types."""
+    ids, lengths = (np.concatenate([getattr(part, name) for part in parts]) for name in ("ids", "lengths"))
+    return Encoded(ids, lengths, sum(part.truncated for part in parts))
 
 
 # --- the tokenizer's threads ---

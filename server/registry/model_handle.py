@@ -151,7 +151,7 @@ class Capability:
 
     needs: Task = NO_TASK  # all of these
     needs_one: Task = NO_TASK  # and at least one of these, if there are any
-    reranks: bool = False  # and one label
+    reranks: bool = False  # and one label, or late interaction
     entails: bool = False  # and a label of entailment, for zero-shot classes
 
     def suits(self, model: Model) -> bool:
@@ -186,6 +186,12 @@ class ServedModel:
         """The classification head. Raises TaskMissing if the model has none."""
         self.check_tasks(Task.CLASSIFY)
         return cast("Classifier", self._model.heads.classifier)
+
+    @property
+    def scorer(self) -> Classifier | None:
+        """The classification head of one label; None for late interaction. Raises TaskMissing if it has neither."""
+        self.check_tasks(NO_TASK, reranks=True)
+        return self._model.heads.classifier
 
     @property
     def token_classifier(self) -> TokenClassifier:

@@ -7,6 +7,7 @@ Stanford's ColBERT        no modules: linear.weight among the encoder's weights,
 
 from __future__ import annotations
 
+import dataclasses
 import string
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -76,7 +77,8 @@ def read_late_interaction(
         for layer in dense
     )
     roles = _roles(module.path or path, settings, prompts, vocabulary, special, length=module.call_length)
-    return _with_mask(layers, *roles, mask, vocabulary)
+    head = _with_mask(layers, *roles, mask, vocabulary)
+    return dataclasses.replace(head, mean_of_query=fields.get("similarity_fn_name") == "meanmaxsim")
 
 
 def marked_prompts(

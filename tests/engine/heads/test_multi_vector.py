@@ -19,7 +19,7 @@ from embert import engine
 from embert.engine.errors import BrokenModel, InputError, ModelError, UnsupportedModel
 from embert.engine.tasks import Task
 from embert.engine.tokenization.encoded import TokenizeOptions
-from tests.engine.conftest import Floats, unit
+from tests.engine.conftest import unit
 from tests.engine.heads.late_interaction import (
     COLUMNS,
     LETTERS,
@@ -125,10 +125,6 @@ FOLDERS: dict[str, Callable[[Path], Path]] = {
 }
 
 
-def max_sim(query: Floats, document: Floats) -> float:
-    return float((query @ document.T).max(1).sum())
-
-
 @pytest.mark.parametrize("files", FOLDERS)
 def test_sentence_transformers(tmp_path: Path, files: str) -> None:
     library = pytest.importorskip("sentence_transformers", reason="sentence-transformers is not of every environment")
@@ -138,7 +134,10 @@ def test_sentence_transformers(tmp_path: Path, files: str) -> None:
     theirs = library.MultiVectorEncoder(str(folder), device="cpu")
     with engine.Engine.load(str(folder), device="cpu") as loaded:
         assert loaded.model.tasks == Task.MULTI
+        assert loaded.model.task_names == ["multi_vector", "rerank"]
         found = {True: loaded.embed_multi(QUERIES, is_query=True), False: loaded.embed_multi(DOCUMENTS)}
+        sims = np.array([loaded.score([(query, document) for document in DOCUMENTS]) for query in QUERIES])
+        ranks = loaded.rerank(QUERIES[0], DOCUMENTS, top_n=3)
     wanted = {
         True: [np.asarray(theirs.encode_query(text, convert_to_numpy=True)) for text in QUERIES],
         False: [np.asarray(theirs.encode_document(text, convert_to_numpy=True)) for text in DOCUMENTS],
@@ -147,11 +146,11 @@ def test_sentence_transformers(tmp_path: Path, files: str) -> None:
         for ours, one in zip(found[is_query], expected, strict=True):
             assert ours.shape == one.shape
             assert (ours.astype(np.float64) * one).sum(1).min(initial=1) >= 0.99999
-    ours = np.array([[max_sim(query, document) for document in found[False]] for query in found[True]])
-    scores = np.array([[max_sim(query, document) for document in wanted[False]] for query in wanted[True]])
-    np.testing.assert_allclose(ours, scores, rtol=1e-4)
+    scores = theirs.similarity(wanted[True], wanted[False]).numpy()
+    np.testing.assert_allclose(sims, scores, rtol=1e-4)
+    assert [rank.index for rank in ranks] == np.argsort(-sims[0], kind="stable")[:3].tolist()
     apart = np.abs(scores[:, :, None] - scores[:, None, :]) > 1e-3
-    order = np.sign(ours[:, :, None] - ours[:, None, :]) == np.sign(scores[:, :, None] - scores[:, None, :])
+    order = np.sign(sims[:, :, None] - sims[:, None, :]) == np.sign(scores[:, :, None] - scores[:, None, :])
     assert (order | ~apart).all()
 
 

@@ -89,7 +89,7 @@ def test_hugging_faces_javascript_reads_a_list_for_one_text_too(classifier: Live
 
 @pytest.mark.parametrize(
     ("name", "tasks"),
-    [("splade", "sparse"), ("late_interaction", "multi_vector"), ("reranker", "classify, rerank")],
+    [("splade", "sparse"), ("late_interaction", "multi_vector, rerank"), ("reranker", "classify, rerank")],
 )
 def test_a_similarity_needs_a_model_that_embeds(request: pytest.FixtureRequest, name: str, tasks: str) -> None:
     """Clients send it to the address itself, for any model."""

@@ -16,7 +16,7 @@ from embert import engine
 from embert.engine import Task
 from embert.engine.batch import PackedBatch, TaskOutput, cumulative
 from embert.engine.heads.description import Heads, MultiVector, Role
-from embert.engine.heads.token_rows import multi_vector_mask
+from embert.engine.heads.late_interaction import multi_vector_mask
 from embert.engine.tokenization.encoded import TokenizeOptions
 from embert.server.config import ModelConfig
 from embert.server.registry.model_handle import ModelHandle
