@@ -576,6 +576,21 @@ CONFIG_OF_MODEL_TYPE |= {
     },
     "mistral": {**DECODER, "sliding_window": honored("tokens of every layer's window; null: all"),
                 "layer_types": honored("which layers have a window, as in Ministral")},
+    "ministral3": {**DECODER, "sliding_window": honored("tokens of every layer's window; null: all"),
+                   "layer_types": irrelevant("sliding_window decides"),
+                   **dict.fromkeys(("pooling", "temperature"), irrelevant("modules.json has the pooling"))},
+    "mistral3": {
+        "text_config": honored("of ministral3 or mistral: its keys are checked by their table"),
+        "vision_config": irrelevant("images are not read"),
+        "position_embedding_type": irrelevant("positions are always rotary"),
+        "pooling": honored("avg: what a classification head takes"),
+        "temperature": TRAINING,
+        **dict.fromkeys(
+            ("image_token_index", "image_token_id", "projector_hidden_act", "vision_feature_layer",
+             "multimodal_projector_bias", "spatial_merge_size"),
+            irrelevant("images are not read"),
+        ),
+    },
     "qwen2": {**DECODER, **WINDOWS_OF_QWEN},
     "qwen3": {
         **DECODER,

@@ -53,6 +53,8 @@ MODEL_TYPES: dict[str, Callable[[ConfigFile], EncoderConfig]] = {
     "ultrabert": ultrabert.read,
     "llama": decoder.read_llama,
     "mistral": decoder.read_mistral,
+    "ministral3": decoder.read_ministral3,
+    "mistral3": decoder.read_mistral3,
     "qwen2": decoder.read_qwen2,
     "qwen3": decoder.read_qwen3,
     "bidirectional_pplx_qwen3": decoder.read_pplx,
@@ -85,6 +87,9 @@ def check_config(path: Path) -> tuple[str, ...]:
     fields = read_object(path)
     keys = {**CONFIG, **CONFIG_OF_MODEL_TYPE[fields["model_type"]]}
     notices = check_keys(path, fields, keys)
+    if isinstance(inner := fields.get("text_config"), dict) and "text_config" in keys:
+        of_text = {**CONFIG, **CONFIG_OF_MODEL_TYPE[inner.get("model_type", "ministral3")]}
+        notices += check_keys(Path(f"{path}: text_config"), inner, of_text)
     is_read = keys.get("use_bidirectional_attention") is not BOTH_WAYS_WITH_CODE or fields.get("auto_map")
     if fields.get("use_bidirectional_attention") and not is_read:
         notices += (

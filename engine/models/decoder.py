@@ -9,12 +9,13 @@ causal unless `attends_both_ways`; EuroBERT's and pplx-embed's never is.
 from __future__ import annotations
 
 import dataclasses
+from pathlib import Path
 from typing import Any
 
 from embert.engine.errors import BrokenModel, UnsupportedModel
 from embert.engine.models.bert import GATES
 from embert.engine.models.config_file import ConfigFile
-from embert.engine.models.encoder_config import Attention, EncoderConfig
+from embert.engine.models.encoder_config import Attention, EncoderConfig, LongQueries
 from embert.engine.models.rotary import read_rotary
 from embert.engine.models.tensor_names import (
     ATTENTION,
@@ -78,6 +79,30 @@ EUROBERT = {
 # Its `classifier_pooling` → the rows that the classification head takes.
 EUROBERT_POOLINGS = {"bos": "cls", "mean": "mean", "late": "late"}
 MISTRAL = {**DEFAULTS, "num_key_value_heads": 8, "intermediate_size": 14_336, "max_position_embeddings": 131_072}
+MINISTRAL3 = {
+    **DEFAULTS,
+    "vocab_size": 131_072,
+    "hidden_size": 4096,
+    "num_hidden_layers": 34,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "intermediate_size": 14_336,
+    "max_position_embeddings": 262_144,
+    "rms_norm_eps": 1e-5,
+    "sliding_window": None,
+}
+MINISTRAL3_ROPE = {
+    "rope_type": "yarn",
+    "rope_theta": 1_000_000.0,
+    "factor": 16.0,
+    "original_max_position_embeddings": 16_384,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "mscale_all_dim": 1.0,
+    "mscale": 1.0,
+    "llama_4_scaling_beta": 0.1,
+}
+MINISTRAL3_PADDING = 11  # where config.json states none
 QWEN = {
     **DEFAULTS,
     "vocab_size": 151_936,
@@ -125,6 +150,57 @@ def read_mistral(config: ConfigFile) -> EncoderConfig:
     return decoder_config(config, (*ATTENTION, *FEED_FORWARD), kinds=kinds)
 
 
+def read_ministral3(config: ConfigFile) -> EncoderConfig:
+    """Ministral 3: YaRN, and queries multiplied by their position. Raises BrokenModel or UnsupportedModel."""
+    config = config.with_missing(**MINISTRAL3)
+    config = config.with_defaults(rope_parameters=MINISTRAL3_ROPE) if not config.fields.get("rope_scaling") else config
+    field = "rope_scaling" if config.fields.get("rope_scaling") else "rope_parameters"
+    stated = config.fields[field]
+    rope = dict(stated) if isinstance(stated, dict) else stated
+    beta = rope.pop("llama_4_scaling_beta", None) if isinstance(rope, dict) else None
+    if isinstance(rope, dict):
+        rope.pop("max_position_embeddings", None)  # as config.json states it next to rope_parameters
+    kinds = [FULL if config.fields["sliding_window"] is None else SLIDING] * config.layers()
+    described = decoder_config(config.with_fields(**{field: rope}), (*ATTENTION, *FEED_FORWARD), kinds=kinds)
+    tensors = dataclasses.replace(
+        described.tensors, classification=dataclasses.replace(CLASSIFICATION, padding_id=MINISTRAL3_PADDING)
+    )
+    described = dataclasses.replace(described, tensors=tensors)
+    if beta is None:
+        return described
+    read = config.flattened(field, tuple(stated))
+    scaling = LongQueries(
+        read.number(f"{field}.llama_4_scaling_beta"), read.integer(f"{field}.original_max_position_embeddings")
+    )
+    return dataclasses.replace(described, long_queries=scaling)
+
+
+def read_mistral3(config: ConfigFile) -> EncoderConfig:
+    """The text part of Mistral 3, whose other part reads images. Raises BrokenModel or UnsupportedModel.
+
+    Rerankers of NVIDIA's code take the mean of the rows.
+    """
+    text = config.fields.get("text_config")
+    if not isinstance(text, dict):
+        raise BrokenModel(f"{config.path}: text_config must be an object, found {text!r}")
+    inner = ConfigFile(Path(f"{config.path}: text_config"), text)
+    readers = {"ministral3": read_ministral3, "mistral": read_mistral}
+    described = readers[inner.one_of("model_type", tuple(readers), "ministral3")](inner)
+    config.one_of("pooling", ("avg",), "avg")
+    mapping = WeightMapping(PARTS, prefixes=("model.language_model.", "language_model.model.", "language_model."),
+                            layers="layers.")  # fmt: skip
+    head = dataclasses.replace(CLASSIFICATION, pooling="mean")
+    tensors = dataclasses.replace(
+        described.tensors,
+        mappings=(mapping,),
+        classification=head,
+        token_classification=None,
+        language_model=None,
+        other_heads={"score": "language_model.score"},
+    )
+    return dataclasses.replace(described, model_type=config.fields["model_type"], tensors=tensors)
+
+
 def read_qwen2(config: ConfigFile) -> EncoderConfig:
     """Qwen2: queries, keys and values have biases. Raises BrokenModel or UnsupportedModel."""
     config = config.with_missing(**QWEN)
@@ -143,7 +219,13 @@ def read_qwen3(config: ConfigFile) -> EncoderConfig:
 
 def read_pplx(config: ConfigFile) -> EncoderConfig:
     """pplx-embed: Qwen3 with attention in both directions. Raises BrokenModel or UnsupportedModel."""
-    return read_qwen3(config.with_fields(is_causal=False))
+    return without_heads(read_qwen3(config.with_fields(is_causal=False)))
+
+
+def without_heads(described: EncoderConfig) -> EncoderConfig:
+    """The description of a model type that only embeds."""
+    tensors = dataclasses.replace(described.tensors, classification=None, token_classification=None)
+    return dataclasses.replace(described, tensors=tensors)
 
 
 def class_names(config: ConfigFile) -> tuple[str, ...]:

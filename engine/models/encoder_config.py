@@ -106,6 +106,14 @@ class Disentangled:
 
 
 @dataclass(frozen=True, slots=True)
+class LongQueries:
+    """Queries of tokens at position `trained` and after are multiplied by 1 + beta · ln(1 + ⌊position / trained⌋)."""
+
+    beta: float
+    trained: int  # tokens of texts without such a factor
+
+
+@dataclass(frozen=True, slots=True)
 class Adapters:
     """Low-rank additions to the linear layers and tables, of which a request chooses one: y += scale · B·(A·x)."""
 
@@ -164,6 +172,7 @@ class EncoderConfig:
     head_columns: int | None = None  # columns of one attention head; None: hidden_size / heads
     qk_norm: bool = False  # an RMSNorm of each head's queries and keys, before they are rotated
     attention_scale: float | None = None  # of scores; None: 1 / sqrt(head_size)
+    long_queries: LongQueries | None = None  # a factor of queries by their position; None: none
     wide_range: bool = False  # hidden states of trained models exceed float16's largest number
     embedding_size: int | None = None  # columns of the embedding tables where a projection follows them; None: none
     shared_layers: tuple[int, ...] = ()  # of each layer, the number under which its weights are stored; empty: its own

@@ -10,7 +10,7 @@ import dataclasses
 from embert.engine.errors import BrokenModel
 from embert.engine.files.json_files import inside
 from embert.engine.models.config_file import ConfigFile
-from embert.engine.models.decoder import read_eurobert, read_qwen3
+from embert.engine.models.decoder import read_eurobert, read_qwen3, without_heads
 from embert.engine.models.encoder_config import Adapters, EncoderConfig
 from embert.engine.models.jina_embeddings_v3 import peft_adapters
 
@@ -22,7 +22,7 @@ def read(config: ConfigFile) -> EncoderConfig:
     """The architecture of both models. Raises BrokenModel or UnsupportedModel."""
     is_decoder = config.one_of("is_decoder", (True, False), True)
     described = (read_qwen3 if is_decoder else read_eurobert)(config)
-    return dataclasses.replace(described, adapters=_adapters(config))
+    return dataclasses.replace(without_heads(described), adapters=_adapters(config))
 
 
 def _adapters(config: ConfigFile) -> Adapters | None:

@@ -23,6 +23,9 @@ from tests.oracles.model_cases import MODEL_CASES, hugging_face
 __all__ = ["replaced"]
 
 
+MISTRAL3 = {"model_type": "mistral3", "text_config": {"model_type": "ministral3", "is_causal": False}}
+
+
 @dataclass(frozen=True, slots=True)
 class Row:
     """One line of the tables."""
@@ -71,6 +74,8 @@ ROWS = (
     Row("pplx-embed", ("bidirectional_pplx_qwen3",), "pplx-embed-v1-0.6b"),
     Row("Gemma", ("gemma",), "bge-reranker-v2-gemma"),
     Row("Gemma 3", ("gemma3_text",), "embeddinggemma-300m"),
+    Row("Ministral 3", ("ministral3",), "Nemotron-3-Embed-1B, -8B"),
+    Row("Mistral 3, its text part", ("mistral3",), "Nemotron-3.5-Rerank-8B", MISTRAL3),
     Row("Qwen2, Mistral, LLaMA", ("qwen2", "mistral", "llama"), "gte-Qwen2, e5-mistral-7b-instruct"),
 )
 

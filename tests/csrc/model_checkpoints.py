@@ -25,7 +25,8 @@ __all__ = ["CHECKPOINTS", "ModelCheckpoint", "check_rounding", "errors", "model_
 
 Doubles = npt.NDArray[np.float64]
 
-NAMES = ("nomic_bert, dynamic", "jina_embeddings_v3")  # the CUDA encoder does not run it; it stands below with adapters
+# The CUDA encoder does not run the first two; the third stands below with adapters.
+NAMES = ("nomic_bert, dynamic", "ministral3, scaled queries", "jina_embeddings_v3")
 JINA_BERT, JINA, PEFT = "jina_bert_v2", "jina_embeddings_v3, its own files", "jina_embeddings_v3, PEFT's files"
 CHECKPOINTS = (*(name for name in MODEL_CASES if name not in NAMES and "long" not in name), JINA_BERT, JINA, PEFT)
 

@@ -26,7 +26,7 @@ from embert.engine.tokenization.encoded import TokenizeOptions, finish
 from tests.engine.conftest import random_sequences, small_tokenizer, without_own_kernels
 from tests.engine.heads.classifiers import build_classifier, hugging_face_logits
 from tests.oracles.exact import hidden_states, near
-from tests.oracles.model_cases import build, write_modules
+from tests.oracles.model_cases import MODEL_CASES, build, hugging_face, write_modules
 from tests.oracles.sentences import cross_encoder, embeddings, logits, sentence_transformer
 from tests.server.models import edit_json
 
@@ -274,7 +274,10 @@ def test_both_spellings_of_ultrabert(tmp_path: Path) -> None:
     assert [each.window for each in read_config(path).attention[:4]] == [128, 128, None, 128]
 
 
-@pytest.mark.parametrize("case", ["qwen3", "qwen2, windows", "mistral", "llama, llama3", "gemma3_text", "ultrabert"])
+@pytest.mark.parametrize(
+    "case",
+    ["qwen3", "qwen2, windows", "mistral", "llama, llama3", "gemma3_text", "ultrabert", "ministral3, scaled queries"],
+)
 def test_decoders_of_any_length(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str) -> None:
     """Every row in float32 compared with transformers in float64, past windows and blocks; both kinds of kernels."""
     build(tmp_path, case, max_position_embeddings=2048)
@@ -599,6 +602,45 @@ def test_fields_that_other_model_types_have(
     with engine.Engine.load(str(folder), device="cpu") as loaded:
         np.testing.assert_allclose(loaded.embed(texts), expected, atol=2e-5)
     assert any("use_bidirectional_attention" in notice for notice in loaded.model.notices) == (wanted == {})
+
+
+def test_text_part_of_mistral3_reranks(tmp_path: Path) -> None:
+    """Tensors for images are left out; the score is of the mean of the rows, as in NVIDIA's code."""
+    torch.manual_seed(0)
+    text: Any = {**MODEL_CASES["ministral3"][1], "vocab_size": VOCABULARY, "initializer_range": 0.3}
+    vision = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 1,
+              "image_size": 28, "patch_size": 14}  # fmt: skip
+    config = hugging_face("Mistral3Config")(
+        text_config={"model_type": "ministral3", **text}, vision_config={"model_type": "pixtral", **vision}
+    )
+    reference: Any = hugging_face("Mistral3Model")(config)
+    for name, parameter in reference.named_parameters():
+        if "norm" in name:
+            parameter.data += torch.randn_like(parameter) * 0.2
+    score = torch.randn(1, 64)
+    backend, fields = llama()
+    sequences = random_sequences([1, 30, 100], VOCABULARY)
+    with torch.inference_mode():
+        rows = [reference(torch.from_numpy(ids[None].astype(np.int64))).last_hidden_state[0] for ids in sequences]
+        expected = np.stack([(each.mean(0) @ score.T).numpy() for each in rows])
+    for prefix, head in (("model.", "score"), ("", "language_model.score")):
+        folder = tmp_path / head
+        reference.save_pretrained(folder)
+        stored = {f"{prefix}{name}": tensor for name, tensor in reference.state_dict().items()}
+        save_file({**stored, f"{head}.weight": score}, folder / "model.safetensors")
+        edit_json(folder / "config.json", architectures=["Mistral3ForSequenceClassification"], pooling="avg",
+                  id2label={"0": "LABEL_0"})  # fmt: skip
+        backend.save(str(folder / "tokenizer.json"))
+        (folder / "tokenizer_config.json").write_text(json.dumps(fields))
+        model = engine.load_model(str(folder))
+        assert model.task_names == ["classify", "rerank"]
+        assert any("tensors that nothing uses" in notice for notice in model.notices)
+        encoder = engine.load_encoder(model, device="cpu")
+        logits = encoder.encode(engine.pack(sequences), engine.Task.CLASSIFY)
+        np.testing.assert_allclose(logits, expected, atol=1e-4)
+    edit_json(folder / "config.json", text_config={"model_type": "llama"})
+    with pytest.raises(UnsupportedModel, match=r"text_config: model_type 'llama'"):
+        engine.load_model(str(folder))
 
 
 def test_linear_layer_of_voyage_and_whole_numbers_of_pplx(tmp_path: Path) -> None:

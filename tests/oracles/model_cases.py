@@ -47,6 +47,11 @@ LLAMA3 = {
 EUROBERT = {**DECODER, "pad_token_id": 0}
 ULTRABERT = {**EUROBERT, "sliding_window": 16}
 YARN = {"rope_type": "yarn", "rope_theta": 10_000.0, "factor": 4.0, "original_max_position_embeddings": 32}
+MINISTRAL_ROPE = {
+    "type": "yarn", "rope_type": "yarn", "rope_theta": 10_000.0, "factor": 4.0,
+    "original_max_position_embeddings": 128, "max_position_embeddings": 128, "beta_fast": 32.0, "beta_slow": 1.0,
+    "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.3,
+}  # fmt: skip
 GEMMA = {
     **DECODER,
     "num_hidden_layers": 6,
@@ -151,6 +156,12 @@ MODEL_CASES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "mistral": ("Mistral", {**DECODER, "sliding_window": 32}),
     "mistral, both ways": ("Mistral", {**DECODER, "sliding_window": 20, "is_causal": False}),
+    "ministral3": ("Ministral3", {**DECODER, "head_dim": 32, "is_causal": False, "rope_parameters": MINISTRAL_ROPE}),
+    "ministral3, windows": ("Ministral3", {**DECODER, "head_dim": 32, "sliding_window": 20}),
+    "ministral3, scaled queries": (
+        "Ministral3",
+        {**DECODER, "head_dim": 32, "rope_parameters": {**MINISTRAL_ROPE, "original_max_position_embeddings": 32}},
+    ),
     "qwen2": ("Qwen2", DECODER),
     "qwen2, both ways": ("Qwen2", {**DECODER, "is_causal": False}),
     "qwen2, windows": ("Qwen2", {**DECODER, **WINDOWS}),
@@ -168,6 +179,7 @@ DECODERS = (
     "ultrabert",
     "llama",
     "mistral",
+    "ministral",
     "qwen",
     "bidirectional_pplx_qwen3",
     "jina_embeddings_v5",

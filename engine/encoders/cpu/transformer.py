@@ -19,7 +19,7 @@ from embert.engine.encoders.cpu.positions import Positions, positions_of_layers
 from embert.engine.encoders.cpu.runs import Group
 from embert.engine.files.safetensors_file import Tensor
 from embert.engine.heads.embedding import LayerNorm
-from embert.engine.models.encoder_config import EncoderConfig
+from embert.engine.models.encoder_config import EncoderConfig, LongQueries
 from embert.engine.models.tensor_names import (
     ATTENTION_SUBLAYER_NORM,
     EMBEDDING_PROJECTION,
@@ -67,6 +67,9 @@ class Layer:
             return read_norm(config, checkpoint, prefix + name)
 
         self._pre_norm = config.pre_norm
+        self._long_queries = None
+        if config.long_queries is not None and config.max_positions > config.long_queries.trained:
+            self._long_queries = _LongQueries(config, config.long_queries, operators)
         self._qkv = linear(QKV)
         self._attention = operators.attention(config, _head_parts(config, checkpoint, prefix))
         self._projection = linear(("attention.output.dense",))
@@ -98,7 +101,10 @@ class Layer:
         if self._whole is not None and rows is None and positions.rotation is None:
             return self._whole(x, groups, positions)
         before = x if self._attention_norm is None or not self._pre_norm else self._attention_norm(x)
-        context = self._attention(self._qkv(before, chosen), groups, positions)
+        qkv = self._qkv(before, chosen)
+        if self._long_queries is not None:
+            self._long_queries(qkv, groups)
+        context = self._attention(qkv, groups, positions)
         if rows is not None:
             context, x = context[rows], x[rows]
             chosen = None if chosen is None else chosen[rows]
@@ -115,6 +121,23 @@ class Layer:
     def _feed_forward(self, x: Any, chosen: Floats | None) -> Any:
         """[T, hidden] → [T, intermediate]."""
         return self._inner(x, chosen, None, None if self._gate is None else self._gate(x, chosen))
+
+
+class _LongQueries:
+    """Multiplies the queries of a text's later tokens, before they are rotated."""
+
+    def __init__(self, config: EncoderConfig, scaling: LongQueries, operators: Operators) -> None:
+        self._trained, self._columns = scaling.trained, config.heads * config.head_size
+        steps = np.arange(config.max_positions, dtype=np.int64) // scaling.trained
+        factors = 1 + np.float32(scaling.beta) * np.log1p(steps.astype(np.float32))
+        self._factors = operators.enter(factors.astype(np.float32)[:, None])
+
+    def __call__(self, qkv: Any, groups: Sequence[Group]) -> None:
+        for group in groups:
+            if group.length > self._trained:
+                end = group.start + group.sequences * group.length
+                rows = qkv[group.start : end].reshape(group.sequences, group.length, -1)
+                rows[:, :, : self._columns] *= self._factors[: group.length]
 
 
 def _head_parts(config: EncoderConfig, checkpoint: Checkpoint, prefix: str) -> HeadParts:

@@ -89,6 +89,11 @@ def check_layers(model: Model) -> None:
         ),
         (_stretches(config), "stretches rotary positions by each text's length"),
         (_sees_only_itself(config), "has windows of one token"),
+        (
+            config.long_queries is not None and config.max_positions > config.long_queries.trained,
+            f"takes texts of {config.max_positions} tokens and multiplies queries by their position from "
+            f"{config.long_queries.trained if config.long_queries else 0} on",
+        ),
     ):
         if unable:
             _refuse(model, what)
@@ -135,6 +140,7 @@ _CONVERTED = (
     "attention",
     "disentangled",
     "first_position",
+    "long_queries",
     "model_type",
     "norm_offset",
     "relative_buckets",

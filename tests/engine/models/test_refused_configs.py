@@ -74,6 +74,10 @@ REFUSED: dict[str, list[dict[str, Any] | tuple[dict[str, Any], str]]] = {
     ],
     "bidirectional_pplx_qwen3": [{"use_sliding_window": 2}, {"head_dim": 0}],
     "jina_embeddings_v5": [{"is_decoder": 3}, {"task_names": "retrieval"}],
+    "ministral3": [
+        ({"rope_parameters": {"rope_theta": 1.0, "llama_4_scaling_beta": 0.1}}, "no rope_parameters.original_max_pos"),
+        {"sliding_window": 0},
+    ],
     "qwen2": [({"layer_types": ["sliding_attention"] * 2}, "layer_types")],
     "gemma": [{"attention_bias": 2}, {"hidden_act": "mish"}],
     "gemma3_text": [{"attn_logit_softcapping": 50.0}, {"model_type": "gemma3"}],
