@@ -6,6 +6,7 @@ import signal
 import sys
 from pathlib import Path
 
+import numpy as np
 import psutil
 import pytest
 
@@ -80,6 +81,20 @@ def test_a_lost_process_ends_the_run_which_can_be_resumed(
     if victim == 1:
         embed("-f", texts, *into(target), "--resume")  # with one device: the same blocks
         assert target.read_bytes() == whole.read_bytes()
+
+
+def test_many_tokenization_processes_write_what_one_writes(tmp_path: Path) -> None:
+    """Blocks are formatted at the same time, and the texts of a block are encoded in another order."""
+    texts = tmp_path / "texts"
+    lines = [f"{number} " + "word " * (number * 7 % 130) for number in range(1_000)]  # 4 blocks of several batches
+    texts.write_text("".join(f"{line}\n" for line in lines))
+    one, many, some = (tmp_path / f"{name}.npy" for name in ("one", "many", "some"))
+    embed("--dimensions", "16", "-f", texts, "-o", one, "--tokenization-workers", "1")
+    embed("--dimensions", "16", "-f", texts, "-o", many, "--tokenization-workers", "3")
+    assert many.read_bytes() == one.read_bytes()
+    texts.write_text("".join(f"{line}\n" for line in lines[300:400]))  # blocks that are cut elsewhere
+    embed("--dimensions", "16", "-f", texts, "-o", some)
+    assert np.array_equal(np.load(one)[300:400], np.load(some))
 
 
 def test_a_process_that_is_stopped_is_killed_and_named(monkeypatch: pytest.MonkeyPatch) -> None:

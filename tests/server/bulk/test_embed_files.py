@@ -85,6 +85,8 @@ def test_sparse_and_multi_vectors(folder: Path, tmp_path: Path) -> None:
         embed("-m", model, option, "-f", source, "-o", tmp_path / "vectors.parquet", "--overwrite")
         table = pyarrow.parquet.read_table(tmp_path / "vectors.parquet")
         assert table.schema.names == ["text", *names]
+        if option == "--multi":  # a matrix for each text
+            assert table.schema.field("vectors").type.value_type.list_size == 24
         rows = table.to_pylist()
         assert len(rows) == len(out) == 300
         for row, line in zip(rows[::50], map(json.loads, out[::50]), strict=True):

@@ -10,14 +10,15 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
+import pyarrow
 import pytest
 from safetensors.numpy import save_file
 
-from embert.engine import Model
+from embert.engine import Model, load_model
 from embert.server.bulk import writer
-from embert.server.bulk.job import BulkError, CannotResume, Job
+from embert.server.bulk.job import Block, BulkError, CannotResume, Job
 from embert.server.bulk.resume import check_manifest, run_manifest
-from embert.server.bulk.rows import parse, unchanged
+from embert.server.bulk.rows import Layout, parse, unchanged
 from embert.server.bulk.writer import FileWriter
 from tests.server.bulk.running import COMMAND, embed, embedded
 from tests.server.live import ROOT, environment
@@ -151,4 +152,15 @@ def test_a_value_that_parquet_would_change_names_the_field_and_the_line(tmp_path
     assert ended.returncode == 1
     assert f"{tmp_path}/in.jsonl line 301: field 'price' is not int64" in ended.stderr
     assert "1.75" in ended.stderr
+    assert not (tmp_path / "out.parquet").exists()
+
+
+def test_a_damaged_partial_file_is_not_converted(tmp_path: Path) -> None:
+    schema = pyarrow.schema([("text", pyarrow.string())]).serialize().to_pybytes()
+    layout = Layout(Job(output_format="parquet", schema=schema), load_model())
+    with FileWriter(str(tmp_path / "out.parquet")) as writing:
+        writing.begin({}, layout, resume=False)
+        writing.write(Block(0, 1, texts=1), memoryview(b"no Arrow stream " * 10))
+        with pytest.raises(BulkError, match="damaged"):
+            writing.finish()
     assert not (tmp_path / "out.parquet").exists()

@@ -18,11 +18,10 @@ from typing import Any
 import pytest
 
 from embert.server.http import held_bytes
-from embert.server.http.connections import unread_bytes
 from embert.server.http.errors import RequestTimeout
 from embert.server.http.held_bytes import BodyReader, HeldBytes
 from tests.server.connections import LINGERS, connect, head, read_all
-from tests.server.http.echo_server import Serving, scene, skip, wait_until
+from tests.server.http.echo_server import Serving, scene, skip
 from tests.server.live import PATIENT, STAND_IN, Live, live, until
 from tests.server.stand_in import HELD
 
@@ -75,25 +74,6 @@ def test_a_body_in_small_pieces_takes_no_more_memory_than_a_large_one() -> None:
     assert len(body) == size
     assert peak < 8 * size  # 40 times where every piece is kept
     assert held.total == size  # until the response is sent
-
-
-@scene()
-async def test_unread_bytes_include_those_in_the_kernel(server: Serving) -> None:
-    """The transport's own number stands still until a third of the kernel's buffer, megabytes, is empty."""
-    with socket.socket() as sock:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 16_384)
-        sock.connect(("127.0.0.1", server.port))
-        sock.sendall(b"GET /large HTTP/1.1\r\nhost: h\r\n\r\n")
-        await server.count(1)
-        (connection,) = server.connections
-        await wait_until(lambda: unread_bytes(connection) > 200_000)
-        before, buffered = unread_bytes(connection), connection.transport.get_write_buffer_size()
-        taken = 0
-        while taken < 150_000:
-            taken += len(sock.recv(16_384))
-        await wait_until(lambda: unread_bytes(connection) < before - 100_000)
-        assert connection.transport.get_write_buffer_size() == buffered
-    await server.count(0)
 
 
 # --- a server ---

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,7 +19,7 @@ from embert.server.observability.metrics import (
     GpuMetrics,
 )
 from embert.server.observability.scraping import Exposition, Form, Scrapes
-from tests.server.live import ROOT, STAND_IN, Live, environment, live, until
+from tests.server.live import ROOT, STAND_IN, Live, live, until
 from tests.server.stand_in import FAIL, SLEEP
 
 DOCUMENT = ROOT / "docs" / "metrics.md"
@@ -203,30 +201,6 @@ def test_every_request_has_an_outcome(fresh: Live) -> None:
     assert late.status_code == 503
     fresh.post("/", {"inputs": ""})
     assert counted("/") == {("424", "failed"): 1, ("503", "expired"): 1, ("400", "client_error"): 1}
-
-
-def test_many_lengths_are_observed_as_one_by_one() -> None:
-    """Observations written together fill the buckets that `Histogram.observe` would."""
-    program = """
-from embert.server.observability.metric_memory import MetricMemory
-from embert.server.observability.metrics import use_memory
-use_memory(MetricMemory.create(["test"]), "test")
-from embert.server.observability.http_metrics import HttpMetrics
-metrics = HttpMetrics(["/"])
-work = metrics.work("m", "interactive")
-lengths = [1, 4, 5, 8, 9, 16, 17, 100, 8192, 8193, 20000, 3, 3, 3]
-histogram = work.text_tokens._histogram
-work.text_tokens.observe_many(lengths)
-metrics.write()
-metrics.write()  # nothing is left to be written twice
-fast = [bucket.get() for bucket in histogram._buckets], histogram._sum.get()
-for length in lengths:
-    histogram.observe(length)
-slow = [bucket.get() for bucket in histogram._buckets], histogram._sum.get()
-assert [2 * value for value in fast[0]] == slow[0], (fast, slow)
-assert 2 * fast[1] == slow[1]
-"""
-    subprocess.run([sys.executable, "-c", program], env=environment(), cwd=ROOT, check=True)
 
 
 def test_a_scrape_leaves_the_loop_alone_and_is_made_once_for_all_who_wait(monkeypatch: pytest.MonkeyPatch) -> None:

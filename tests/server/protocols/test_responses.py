@@ -155,13 +155,6 @@ def test_raw_rows() -> None:
     assert raw_rows(vectors[:, :2]) == vectors[:, :2].copy().tobytes()  # a cut is not contiguous
 
 
-@pytest.mark.parametrize("rows", [170, 171, 400])
-def test_many_rows_are_written_in_pieces(rows: int) -> None:
-    vectors = np.random.default_rng(0).standard_normal((rows, 384)).astype(np.float32)
-    assert (from_json(RUNNER.run(floats_json(vectors))) == vectors).all()
-    assert (from_json(RUNNER.run(floats_json(vectors[:, :100]))) == vectors[:, :100]).all()
-
-
 def test_other_requests_run_between_pieces() -> None:
     vectors = np.zeros((2000, 384), np.float32)
     pairs = TaskOutput(
