@@ -103,11 +103,7 @@ def compare(program: Path, model: Model, gemm: str, dtype: int, batch: PackedBat
 
 @pytest.mark.parametrize(
     ("gemm", "dtype", "stored"),
-    [
-        (PORTABLE, FLOAT32, torch.float32),
-        (HOPPER, FLOAT16, torch.float32),
-        (HOPPER, FLOAT16, torch.float16),
-    ],
+    [(PORTABLE, FLOAT32, torch.float32), (HOPPER, FLOAT16, torch.float32), (HOPPER, FLOAT16, torch.float16)],
     ids=["portable", "hopper", "hopper, gamma in the rows"],
 )
 @pytest.mark.parametrize("kind", ARCHITECTURES)

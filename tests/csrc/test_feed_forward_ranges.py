@@ -31,9 +31,7 @@ def shares(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[int, int, int
     }
 
 
-def test_every_chunk_is_done_once_by_as_even_shares_as_there_are(
-    shares: dict[tuple[int, int, int], list[Run]],
-) -> None:
+def test_every_chunk_is_done_once_by_as_even_shares_as_there_are(shares: dict[tuple[int, int, int], list[Run]]) -> None:
     for (tiles, chunks, clusters), runs in shares.items():
         done = sorted((tile, chunk) for _, tile, first, to in runs for chunk in range(first, to))
         assert done == list(itertools.product(range(tiles), range(chunks)))

@@ -134,9 +134,7 @@ def test_dimensions_and_normalize_by_row(float32_encoder: Encoder) -> None:
     assert abs(np.linalg.norm(plain[0]) - 1) > 0.1
     vectors = float32_encoder.encode(
         engine.pack(
-            sequences,
-            dimensions=np.array([0, 384, 7, 7], np.int32),
-            normalize=np.array([True, False, True, False]),
+            sequences, dimensions=np.array([0, 384, 7, 7], np.int32), normalize=np.array([True, False, True, False])
         )
     )
     np.testing.assert_allclose(vectors[0], unit(plain[0]), atol=1e-6)

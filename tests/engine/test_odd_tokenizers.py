@@ -72,12 +72,7 @@ def loaded(default_model: Model, tmp_path: Path) -> Callable[..., engine.Tokeniz
         (tmp_path / "tokenizer.json").write_text(json.dumps(description))
         config = dataclasses.replace(default_model.config, vocab_size=16)
         model = dataclasses.replace(
-            default_model,
-            folder=tmp_path,
-            transformer="",
-            max_input_length=9,
-            config=config,
-            tokenizer=AS_IT_STANDS,
+            default_model, folder=tmp_path, transformer="", max_input_length=9, config=config, tokenizer=AS_IT_STANDS
         )
         return engine.Tokenizer(model)
 

@@ -83,12 +83,7 @@ def saved(model: Model, folder: Path, tokenizer: Backend, *, types: int = 2, lim
     tokenizer.save(str(folder / "tokenizer.json"))
     encoder_config = dataclasses.replace(model.config, type_vocab_size=types)
     return dataclasses.replace(
-        model,
-        folder=folder,
-        transformer=".",
-        max_input_length=limit,
-        config=encoder_config,
-        tokenizer=AS_IT_STANDS,
+        model, folder=folder, transformer=".", max_input_length=limit, config=encoder_config, tokenizer=AS_IT_STANDS
     )
 
 

@@ -213,11 +213,7 @@ def test_text_is_read_no_further_than_the_model_can(tokenizer: engine.Tokenizer,
 
 
 def test_words_too_long_to_be_known_are_not_read_whole(tokenizer: engine.Tokenizer, read: list[str]) -> None:
-    for text in (
-        "x" * 1_000_000,
-        "the " + "x1" * 300_000 + "é end",
-        "ab." * 20 + "x" * 300_000 + " y" + "z" * 400_000,
-    ):
+    for text in ("x" * 1_000_000, "the " + "x1" * 300_000 + "é end", "ab." * 20 + "x" * 300_000 + " y" + "z" * 400_000):
         whole = tokenizer._backend.library_ids([text])
         expected = tokenizer._frames[None].around(whole, True, "right", "inputs").ids.tolist()
         for direction in ("right", "left"):

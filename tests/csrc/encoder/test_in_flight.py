@@ -9,10 +9,7 @@ from embert.engine.batch import PackedBatch
 from embert.engine.encoders.cuda.encoder import CudaEncoder
 from embert.engine.errors import EncoderError
 from embert.engine.tasks import Task
-from tests.csrc.encoder.random_models import (
-    MAX_TOKENS,
-    packed,
-)
+from tests.csrc.encoder.random_models import MAX_TOKENS, packed
 
 pytestmark = pytest.mark.gpu
 

@@ -9,12 +9,7 @@ import pytest
 
 from embert import engine
 from embert.engine.encoders.cuda.encoder import CudaEncoder
-from tests.csrc.encoder.random_models import (
-    NARROW,
-    packed,
-    part,
-    random_bert,
-)
+from tests.csrc.encoder.random_models import NARROW, packed, part, random_bert
 
 pytestmark = pytest.mark.gpu
 

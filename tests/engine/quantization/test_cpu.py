@@ -22,15 +22,7 @@ from embert.engine.model import Model, load_model
 from embert.engine.tasks import Task
 from embert.engine.tokenization.tokenizer import Tokenizer
 from embert.engine.weights.checkpoint import Checkpoint
-from tests.engine.conftest import (
-    BuildBert,
-    Floats,
-    Ids,
-    random_sequences,
-    small_tokenizer,
-    unit,
-    without_own_kernels,
-)
+from tests.engine.conftest import BuildBert, Floats, Ids, random_sequences, small_tokenizer, unit, without_own_kernels
 from tests.oracles.model_cases import build
 
 WIDE: dict[str, Any] = {"hidden_size": 128, "intermediate_size": 256, "num_attention_heads": 4}

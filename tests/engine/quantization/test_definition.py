@@ -13,10 +13,7 @@ from hypothesis import strategies as st
 from scipy.linalg import hadamard as scipys
 
 from embert.engine.errors import UnsupportedModel
-from embert.engine.quantization.blocks import (
-    block_weight,
-    quarter_weight,
-)
+from embert.engine.quantization.blocks import block_weight, quarter_weight
 from embert.engine.quantization.rows import (
     BLOCK,
     LEVELS,
