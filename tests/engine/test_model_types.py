@@ -13,7 +13,6 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer as Backend
-from transformers.models.mpnet.modeling_mpnet import MPNetEncoder
 
 from embert import engine
 from embert.engine.encoders.positions import buckets
@@ -113,6 +112,8 @@ def test_long_texts(tmp_path: Path, case: str) -> None:
 
 
 def test_buckets_of_distances_equal_hugging_face() -> None:
+    from transformers.models.mpnet.modeling_mpnet import MPNetEncoder
+
     distances = np.arange(-9000, 9001)
     reference: Any = MPNetEncoder
     expected = reference.relative_position_bucket(torch.from_numpy(distances))

@@ -174,20 +174,14 @@ MODEL_CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma3_text, not causal": ("Gemma3Text", {**GEMMA, "is_causal": False}),
 }
 SHORT_CASES = [name for name in MODEL_CASES if "long" not in name]  # of 128 positions
+OWN_CODE = ("Pplx", "JinaV5")  # prefixes of classes that transformers does not have
 DECODERS = (
-    "eurobert",
-    "ultrabert",
-    "llama",
-    "mistral",
-    "ministral",
-    "qwen",
-    "bidirectional_pplx_qwen3",
-    "jina_embeddings_v5",
+    "eurobert", "ultrabert", "llama", "mistral", "ministral", "qwen", "bidirectional_pplx_qwen3", "jina_embeddings_v5",
     "gemma",
-)
+)  # fmt: skip
 # Cases whose heads differ: by tensor names, pooling or activation. Positions and windows are of the encoder.
 HEAD_CASES = [
-    *(name for name in SHORT_CASES if "," not in name and MODEL_CASES[name][0] not in ("Pplx", "JinaV5")),
+    *(name for name in SHORT_CASES if "," not in name and MODEL_CASES[name][0] not in OWN_CODE),
     "electra, as wide", "deberta-v2, narrow", "deberta-v2, plain", "bert, tanh", "distilbert, relu",
     "modernbert, biases", "gte, untyped", "eurobert, mean", "eurobert, biases", "llama, biases",
 ]  # fmt: skip
@@ -205,15 +199,17 @@ def _own_code(prefix: str, base: str, model_type: str, *, causal: bool) -> dict[
     return {each.__name__: each for each in (config, model)}
 
 
-OWN_CODE = {
-    **_own_code("Pplx", "Qwen3", "bidirectional_pplx_qwen3", causal=False),
-    **_own_code("JinaV5", "Qwen3", "jina_embeddings_v5", causal=True),
-}
+@functools.cache
+def _own_classes() -> dict[str, Any]:
+    return {
+        **_own_code("Pplx", "Qwen3", "bidirectional_pplx_qwen3", causal=False),
+        **_own_code("JinaV5", "Qwen3", "jina_embeddings_v5", causal=True),
+    }
 
 
 def hugging_face(name: str) -> Any:
-    """A class of transformers, or of OWN_CODE."""
-    return OWN_CODE.get(name) or getattr(transformers, name)
+    """A class of transformers, or of code that comes with checkpoints: made late, as its bases take 5 s to import."""
+    return _own_classes()[name] if name.startswith(OWN_CODE) else getattr(transformers, name)
 
 
 def build(
