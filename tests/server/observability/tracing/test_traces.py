@@ -245,6 +245,20 @@ def test_a_vertex_request_is_one_tree(pair: Pair) -> None:
     assert {span.parent_id for span in spans if span is not root} == {root.span_id}
 
 
+def test_several_http_processes(pair: Pair) -> None:
+    server, receiver = pair
+    with one_to_each(server) as connections:
+        traces = [new_trace() for _ in connections]
+        for connection, trace in zip(connections.values(), traces, strict=True):
+            headers = {"content-type": "application/json", **trace.headers}
+            connection.request("POST", "/embed", f'{{"inputs": {GOOD}}}', headers)
+            answer = connection.getresponse()
+            answer.read()
+            assert answer.status == 200
+        roots = [by_name(received(receiver, trace, (EMBED, *STAGES)), EMBED) for trace in traces]
+        assert {root.attributes["embert.process"] for root in roots} == {"http-0", "http-1"}
+
+
 def test_an_engine_that_is_killed_in_between(pair: Pair) -> None:
     """The request runs again, and its trace is whole; a request that kills engines has no forward that anybody saw,
     one that loses the encoder has a failed one."""
@@ -272,21 +286,6 @@ def test_an_engine_that_is_killed_in_between(pair: Pair) -> None:
     inference = by_name(received(receiver, lost, (EMBED, "tokenize", "queue", "inference")), "inference")
     assert inference.failed
     assert "told to be lost" in inference.message
-
-
-def test_several_http_processes(pair: Pair) -> None:
-    server, receiver = pair
-    until(server.is_ready, what="readiness")
-    with one_to_each(server) as connections:
-        traces = [new_trace() for _ in connections]
-        for connection, trace in zip(connections.values(), traces, strict=True):
-            headers = {"content-type": "application/json", **trace.headers}
-            connection.request("POST", "/embed", f'{{"inputs": {GOOD}}}', headers)
-            answer = connection.getresponse()
-            answer.read()
-            assert answer.status == 200
-        roots = [by_name(received(receiver, trace, (EMBED, *STAGES)), EMBED) for trace in traces]
-        assert {root.attributes["embert.process"] for root in roots} == {"http-0", "http-1"}
 
 
 def test_the_last_spans_leave_before_the_server_ends() -> None:
