@@ -10,7 +10,6 @@ import pytest
 
 from benchmarks.kernels import gemm, roofline
 from benchmarks.kernels.device_timer import LAUNCHES, Recorded, Timing, time_interleaved
-from benchmarks.kernels.gemm import Measured, Shape
 from benchmarks.lib import record
 from embert.engine.encoders.cuda import encoder as cuda
 
@@ -62,15 +61,3 @@ def test_every_kernel_and_product_is_timed(monkeypatch: pytest.MonkeyPatch) -> N
     _, capability, _ = importlib.import_module("embert.engine._cuda").device_info(0)
     wanted = {"embert", "cuBLASLt"} if capability == 90 else {"cuBLASLt"}
     assert all(wanted <= product["us"].keys() for product in figures["products"])
-
-
-def test_ratios() -> None:
-    narrow = Measured(Shape(768, 768), 100, {"embert": 2.0, "cuBLASLt": 4.0}, {})
-    deep = Measured(Shape(3072, 768, "residual"), 100, {"embert": 2.0, "cuBLASLt": 1.0, "CUTLASS": 3.0}, {})
-    assert (narrow.ratio("cuBLASLt"), narrow.ratio("CUTLASS")) == (2, None)
-    assert gemm.geometric_mean([narrow, deep], "cuBLASLt") == pytest.approx(1)
-    assert gemm.geometric_mean([narrow, deep], "cuBLASLt", 1024) == 2
-    assert gemm.geometric_mean([narrow, deep], "CUTLASS") == pytest.approx(1.5)
-    assert gemm.geometric_mean([narrow], "CUTLASS") is None
-    assert narrow.flops == 2 * 100 * 768 * 768
-    assert deep.moved == 2 * (100 * (3072 + 768 + 768) + 3072 * 768)

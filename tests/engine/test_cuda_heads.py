@@ -97,7 +97,7 @@ def test_each_sequence_gets_the_tasks_that_it_wants(model: Model, make: Make) ->
 
 @pytest.mark.parametrize(("case", "pooling"), [("bert", None), ("bert", "mean"), ("modernbert, biases", None)])
 def test_token_classes_are_rows_of_a_padded_matrix(tmp_path: Path, make: Make, case: str, pooling: str | None) -> None:
-    write(tmp_path, "uncased", case, "ForTokenClassification", LABELS)
+    write(tmp_path, "cased", case, "ForTokenClassification", LABELS)
     model = engine.load_model(str(tmp_path), pooling=pooling)
     encoder, gpu = make(model)
     norm = case != "bert"

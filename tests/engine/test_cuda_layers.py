@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from embert import engine
 from embert.engine.encoders.cuda.encoder import CudaEncoder
 from embert.engine.encoders.cuda.shapes import check_layers, layer_attention, refusal
 from embert.engine.encoders.devices import devices
@@ -55,12 +54,6 @@ def test_stretching_that_no_text_is_long_enough_for_is_none(made: tuple[Model, S
     changed = dataclasses.replace(model, config=dataclasses.replace(model.config, attention=attention))
     check_layers(changed)
     assert layer_attention(changed.config) == [(0, 32, 0)] * LAYERS
-
-
-@pytest.mark.parametrize("made", ["ModernBERT's", "Nomic's", "JinaBERT's", "ELECTRA's", "ALBERT's"], indirect=True)
-def test_gpu_is_chosen_for_it(made: tuple[Model, StandInGpu]) -> None:
-    model, _ = made
-    assert engine.load_encoder(model).device == "cuda:0"
 
 
 @pytest.mark.parametrize(

@@ -121,16 +121,6 @@ def short_tokenizers(default_model: Model) -> dict[int, engine.Tokenizer]:
     return {limit: engine.Tokenizer(dataclasses.replace(default_model, max_input_length=limit)) for limit in LIMITS}
 
 
-def test_long_texts_are_cut_at_either_end(tokenizer: engine.Tokenizer, library: Backend) -> None:
-    text = " ".join(f"word{i}" for i in range(1000))
-    for direction in ("right", "left"):
-        encoded = tokenizer.encode([text, "short", text + " é"], TokenizeOptions(direction=direction))
-        assert encoded.truncated == 2
-        assert encoded.lengths.tolist() == [256, 3, 256]
-        assert sequences(encoded)[0] == expected(library, text, 256, direction)
-        assert sequences(encoded)[2] == expected(library, text + " é", 256, direction)
-
-
 def test_too_long_without_truncation(tokenizer: engine.Tokenizer) -> None:
     with pytest.raises(InputError) as caught:
         tokenizer.encode(["fine", "word " * 300], TokenizeOptions(truncate=False, param="input"))

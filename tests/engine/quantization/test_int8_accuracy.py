@@ -16,7 +16,7 @@ from embert.engine.errors import UnsupportedModel
 from embert.engine.int8_accuracy import sentences
 from embert.engine.model import Model, load_model
 from embert.engine.quantization.accuracy import accuracy_of_labels, accuracy_of_rows, neighbor_recall
-from tests.engine.conftest import small_tokenizer
+from tests.engine.conftest import BuildBert, small_tokenizer
 from tests.engine.heads.classifiers import build_classifier
 from tests.engine.heads.late_interaction import COLUMNS, pylate
 from tests.engine.quantization.test_cpu import WIDE
@@ -42,12 +42,13 @@ def test_encoder_says_how_well_it_agrees(default_model: Model) -> None:
 
 
 @pytest.mark.cpu("kernels")
-def test_too_little_agreement_is_refused(default_model: Model, tmp_path: Path) -> None:
+def test_too_little_agreement_is_refused(build_bert: BuildBert) -> None:
+    model = load_model(str(build_bert(**WIDE)))
     with pytest.raises(UnsupportedModel, match=r"int8 .* float32: .* 0\.99999"):
-        engine.load_encoder(default_model, device="cpu", dtype="int8", min_agreement=0.99999)
-    engine.load_encoder(default_model, device="cpu", min_agreement=0.99999).close()  # float32 agrees with itself
+        engine.load_encoder(model, device="cpu", dtype="int8", min_agreement=0.99999)
+    engine.load_encoder(model, device="cpu", min_agreement=0.99999).close()  # float32 agrees with itself
     with pytest.raises(UnsupportedModel, match=r"min_agreement .* 1\.5"):
-        engine.load_encoder(default_model, device="cpu", dtype="int8", min_agreement=1.5)
+        engine.load_encoder(model, device="cpu", dtype="int8", min_agreement=1.5)
 
 
 @pytest.mark.cpu("kernels")
