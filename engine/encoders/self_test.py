@@ -22,6 +22,9 @@ from embert.engine.model import Model
 from embert.engine.models.encoder_config import EncoderConfig, Rotary
 from embert.engine.models.tensor_names import (
     ATTENTION_SUBLAYER_NORM,
+    CONVOLUTION_IN,
+    CONVOLUTION_OUT,
+    CONVOLUTION_TAPS,
     EMBEDDING_PROJECTION,
     FINAL_NORM,
     KEY_NORM,
@@ -97,7 +100,7 @@ class _Reference:
         prefix = f"encoder.layer.{self._config.stored_layer(layer)}."
         attention_norm, pre_norm = self._config.has_attention_norm(layer), self._config.pre_norm
         sublayer_input = self._norm(x, f"{prefix}attention.output.LayerNorm") if pre_norm and attention_norm else x
-        mixed = self._linear(self._attention(sublayer_input, layer, bias), f"{prefix}attention.output.dense")
+        mixed = self._mixed(sublayer_input, layer, bias)
         x = x + (self._norm(mixed, prefix + ATTENTION_SUBLAYER_NORM) if self._config.sublayer_norms else mixed)
         if attention_norm and not pre_norm:
             x = self._norm(x, f"{prefix}attention.output.LayerNorm")
@@ -110,6 +113,17 @@ class _Reference:
         fed = self._linear(inner, f"{prefix}output.dense")
         x = x + (self._norm(fed, prefix + SUBLAYER_NORM) if self._config.sublayer_norms else fed)
         return x if pre_norm else self._norm(x, f"{prefix}output.LayerNorm")
+
+    def _mixed(self, x: Floats, layer: int, bias: Floats | None) -> Floats:
+        prefix = f"encoder.layer.{self._config.stored_layer(layer)}."
+        convolution = self._config.attention_of(layer).convolution
+        if convolution is None:
+            return self._linear(self._attention(x, layer, bias), f"{prefix}attention.output.dense")
+        b, c, x = np.split(self._linear(x, prefix + CONVOLUTION_IN), 3, axis=1)
+        taps, offset = (self._checkpoint.float32(f"{prefix}{CONVOLUTION_TAPS}.{part}") for part in ("weight", "bias"))
+        padded = np.pad(b * x, ((convolution.taps - 1 - convolution.after, convolution.after), (0, 0)))
+        windows = np.lib.stride_tricks.sliding_window_view(padded, convolution.taps, axis=0)  # [L, hidden, taps]
+        return self._linear(c * ((windows * taps[:, 0]).sum(-1) + offset), prefix + CONVOLUTION_OUT)
 
     def _attention(self, x: Floats, layer: int, bias: Floats | None) -> Floats:
         length, heads, size = len(x), self._config.heads, self._config.head_size

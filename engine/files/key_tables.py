@@ -636,6 +636,27 @@ CONFIG_OF_MODEL_TYPE |= {
         "attn_logit_softcapping": honored("null"),
         "final_logit_softcapping": irrelevant("of the logits of a language model"),
     },
+    "lfm2": {
+        **{name: key for name, key in DECODER.items() if name != "pad_token_id"},
+        "is_causal": honored("false: attention in both directions; convolutions see no later row"),
+        "token_classification_bias": irrelevant("this model_type has no classes"),
+        "norm_eps": honored("of every norm"),
+        "layer_types": honored("which layers have attention: full_attention, conv"),
+        "full_attn_idxs": honored("the same as numbers of layers, where there are no layer_types; null: all"),
+        "conv_L_cache": honored("taps of the convolutions"),
+        "conv_bias": honored("whether the linear layers and taps of convolutions have biases"),
+        "block_ff_dim": honored("intermediate_size by an older name, which takes precedence"),
+        "block_auto_adjust_ff_dim": honored("true: two thirds of intermediate_size, by the next two keys"),
+        "block_ffn_dim_multiplier": honored("a factor of intermediate_size"),
+        "block_multiple_of": honored("intermediate_size is rounded up to it"),
+        "tie_embedding": irrelevant("which tensors there are says it"),
+        **dict.fromkeys(
+            ("block_dim", "block_mlp_init_scale", "block_norm_eps", "block_out_init_scale", "block_use_swiglu",
+             "block_use_xavier_init", "conv_dim", "conv_dim_out", "conv_use_xavier_init", "num_heads", "use_pos_enc",
+             "theta", "hidden_act", "rms_norm_eps"),
+            irrelevant("never read by the library"),
+        ),
+    },
 }  # fmt: skip
 CONFIG_OF_MODEL_TYPE["new"] = CONFIG_OF_MODEL_TYPE["gte"]
 

@@ -23,6 +23,7 @@ from embert.engine.models import (
     jina_bert_v2,
     jina_embeddings_v3,
     jina_embeddings_v5,
+    lfm2,
     modernbert,
     mpnet,
     nomic_bert,
@@ -60,11 +61,12 @@ MODEL_TYPES: dict[str, Callable[[ConfigFile], EncoderConfig]] = {
     "bidirectional_pplx_qwen3": decoder.read_pplx,
     "gemma": gemma3.read_gemma,
     "gemma3_text": gemma3.read,
+    "lfm2": lfm2.read,
 }
 
 
 # Code that comes with a model may change their directions of attention.
-DECODERS = ("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma3_text")
+DECODERS = ("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma3_text", "lfm2")
 
 
 def read_config(path: Path) -> EncoderConfig:

@@ -6,6 +6,9 @@ from dataclasses import dataclass, field
 
 from embert.engine.models.tensor_names import (
     ATTENTION_SUBLAYER_NORM,
+    CONVOLUTION_IN,
+    CONVOLUTION_OUT,
+    CONVOLUTION_TAPS,
     EMBEDDING_PROJECTION,
     FINAL_NORM,
     KEY_NORM,
@@ -77,11 +80,23 @@ class Rotary:
 
 
 @dataclass(frozen=True, slots=True)
+class Convolution:
+    """A gated short convolution: c · convolved(b · x), each column by its taps, with zeros around the rows of a text.
+
+    A linear layer makes b, c and x of the layer's input.
+    """
+
+    taps: int  # rows that each row sees, itself included
+    after: int = 0  # of these, rows after it
+
+
+@dataclass(frozen=True, slots=True)
 class Attention:
-    """Attention of one layer: its rotary positions and its window."""
+    """How rows of one layer see those of other tokens: by attention with its positions and window, or a convolution."""
 
     rotary: Rotary | None = None
     window: int | None = None  # a token sees as many tokens on each side that it sees at all; None: all
+    convolution: Convolution | None = None  # in the place of attention
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,9 +285,27 @@ def tensor_shapes(encoder_config: EncoderConfig) -> Shapes:
 def _layer(encoder_config: EncoderConfig, layer: int) -> Shapes:
     """The tensors of one layer. A norm has the same name whether it comes before attention or after."""
     hidden, inner = encoder_config.hidden_size, encoder_config.intermediate_size
-    shapes: Shapes = {}
-    size = encoder_config.head_size
-    shapes |= _linear("attention.self.query", encoder_config.heads * size, hidden)
+    convolution = encoder_config.attention_of(layer).convolution
+    if convolution is None:
+        shapes = _attention(encoder_config)
+    else:
+        shapes = _linear(CONVOLUTION_IN, 3 * hidden, hidden) | _linear(CONVOLUTION_OUT, hidden, hidden)
+        shapes |= {f"{CONVOLUTION_TAPS}.weight": (hidden, 1, convolution.taps), f"{CONVOLUTION_TAPS}.bias": (hidden,)}
+    if encoder_config.gated:
+        shapes |= _linear("intermediate.gate", inner, hidden)
+    shapes |= _linear("intermediate.dense", inner, hidden)
+    shapes |= _linear("output.dense", hidden, inner)
+    if encoder_config.has_attention_norm(layer):
+        shapes |= _norm("attention.output.LayerNorm", hidden)
+    if encoder_config.sublayer_norms:
+        shapes |= _norm(ATTENTION_SUBLAYER_NORM, hidden) | _norm(SUBLAYER_NORM, hidden)
+    return shapes | _norm("output.LayerNorm", hidden)
+
+
+def _attention(encoder_config: EncoderConfig) -> Shapes:
+    """The linear layers and norms of one layer's attention."""
+    hidden, size = encoder_config.hidden_size, encoder_config.head_size
+    shapes = _linear("attention.self.query", encoder_config.heads * size, hidden)
     for name in ("attention.self.key", "attention.self.value"):
         shapes |= _linear(name, encoder_config.kv_heads * size, hidden)
     if encoder_config.qk_norm:
@@ -283,16 +316,7 @@ def _layer(encoder_config: EncoderConfig, layer: int) -> Shapes:
             shapes |= _linear(POSITION_KEY, encoder_config.heads * size, hidden)
         if relative.position_to_content:
             shapes |= _linear(POSITION_QUERY, encoder_config.heads * size, hidden)
-    shapes |= _linear("attention.output.dense", hidden, encoder_config.heads * size)
-    if encoder_config.gated:
-        shapes |= _linear("intermediate.gate", inner, hidden)
-    shapes |= _linear("intermediate.dense", inner, hidden)
-    shapes |= _linear("output.dense", hidden, inner)
-    if encoder_config.has_attention_norm(layer):
-        shapes |= _norm("attention.output.LayerNorm", hidden)
-    if encoder_config.sublayer_norms:
-        shapes |= _norm(ATTENTION_SUBLAYER_NORM, hidden) | _norm(SUBLAYER_NORM, hidden)
-    return shapes | _norm("output.LayerNorm", hidden)
+    return shapes | _linear("attention.output.dense", hidden, encoder_config.heads * size)
 
 
 def _linear(name: str, out: int, columns: int) -> Shapes:

@@ -19,9 +19,11 @@ PLAIN_TOKENS = 512
 
 def product_flops(config: EncoderConfig) -> int:
     """FLOPs of one token in the matrix products of all layers; a multiplication and an addition are two."""
+    convolutions = sum(config.attention_of(layer).convolution is not None for layer in range(config.layers))
     attention = (2 * config.heads + 2 * config.kv_heads) * config.head_size
     feed_forward = (3 if config.gated else 2) * config.intermediate_size
-    return 2 * config.layers * config.hidden_size * (attention + feed_forward)
+    columns = config.layers * feed_forward + (config.layers - convolutions) * attention
+    return 2 * config.hidden_size * (columns + 4 * convolutions * config.hidden_size)
 
 
 def attention_flops(config: EncoderConfig, lengths: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
@@ -31,7 +33,8 @@ def attention_flops(config: EncoderConfig, lengths: npt.NDArray[np.int64]) -> np
     disentangled attention with the rows of distances do not count: how many there are depends on how they are computed.
     """
     pairs = np.zeros_like(lengths)
-    for window, layers in Counter(config.attention_of(layer).window for layer in range(config.layers)).items():
+    kinds = [config.attention_of(layer) for layer in range(config.layers)]
+    for window, layers in Counter(kind.window for kind in kinds if kind.convolution is None).items():
         side = lengths if window is None else np.minimum(lengths, window + 1)  # with the query itself
         if config.causal:
             pairs += layers * (lengths * side - side * (side - 1) // 2)

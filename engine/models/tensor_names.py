@@ -11,6 +11,9 @@ from typing import NamedTuple
 QKV = ("attention.self.query", "attention.self.key", "attention.self.value")
 ATTENTION = (*QKV, "attention.output.dense")
 
+# A convolution in the place of attention: its linear layers, and a row of weights for each column.
+CONVOLUTION_IN, CONVOLUTION_TAPS, CONVOLUTION_OUT = "convolution.input", "convolution.taps", "convolution.output"
+
 WORD_EMBEDDINGS = "embeddings.word_embeddings.weight"
 POSITION_EMBEDDINGS = "embeddings.position_embeddings.weight"
 TOKEN_TYPE_EMBEDDINGS = "embeddings.token_type_embeddings.weight"  # noqa: S105  # a tensor, not a secret

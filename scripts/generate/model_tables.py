@@ -76,6 +76,7 @@ ROWS = (
     Row("Gemma 3", ("gemma3_text",), "embeddinggemma-300m"),
     Row("Ministral 3", ("ministral3",), "Nemotron-3-Embed-1B, -8B"),
     Row("Mistral 3, its text part", ("mistral3",), "Nemotron-3.5-Rerank-8B", MISTRAL3),
+    Row("LFM2", ("lfm2",), "LFM2-ColBERT-350M, LFM2.5-Embedding-350M"),
     Row("Qwen2, Mistral, LLaMA", ("qwen2", "mistral", "llama"), "gte-Qwen2, e5-mistral-7b-instruct"),
 )
 
@@ -99,6 +100,7 @@ def positions(encoder_config: EncoderConfig) -> str:
 def layers(encoder_config: EncoderConfig) -> str:
     """Differences of its layers from BERT's."""
     traits = {
+        "convolutions": any(each.convolution for each in encoder_config.attention),
         "gated": encoder_config.gated,
         "norms first": encoder_config.pre_norm,
         "narrow embeddings": encoder_config.embedding_size is not None,

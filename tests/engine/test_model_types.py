@@ -23,7 +23,7 @@ from embert.engine.tasks import Task
 from embert.engine.weights.checkpoint import Checkpoint
 from tests.engine.conftest import Floats, HuggingFace, ModelFolder, random_sequences, small_tokenizer, unit
 from tests.oracles.exact import hidden_states, near
-from tests.oracles.model_cases import MODEL_CASES, SHORT_CASES, build, byte_level, unigram
+from tests.oracles.model_cases import MODEL_CASES, SHORT_CASES, build, byte_level, hugging_face, unigram
 from tests.server.models import edit_json
 
 # Padding tokens (p) first, in the middle, last, several, nothing else, and none.
@@ -109,6 +109,25 @@ def test_long_texts(tmp_path: Path, case: str) -> None:
     expected = hidden_states(folder, sequences)
     assert near(folder, sequences, expected) >= 0.999999
     assert near(folder, sequences, expected, dtype="bfloat16") >= 0.99  # transformers' own: 0.9926
+
+
+@pytest.mark.usefixtures("products")
+def test_centered_convolutions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """LFM2.5's own class, which its checkpoints name, is transformers' with other directions."""
+    folder = build(tmp_path, "lfm2", is_causal=False)
+    edit_json(folder / "config.json", is_causal=True, architectures=["Lfm2BidirectionalModel"])
+    edit_json(folder / "config.json", auto_map={"AutoModel": "modeling_lfm2.Lfm2BidirectionalModel"})
+    sequences = random_sequences([1, 2, 3, 30, 30, 70], 60)
+
+    def centered(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, **_: Any) -> torch.Tensor:
+        return torch.nn.functional.conv1d(x, weight[:, None], bias, padding=1, groups=len(weight))
+
+    monkeypatch.setattr("transformers.models.lfm2.modeling_lfm2.causal_conv1d_fn", centered)
+    read = json.loads((folder / "config.json").read_text())
+    causal = hugging_face("Lfm2Config")(**{**read, "is_causal": False})
+    expected = hidden_states(folder, sequences, config=causal)
+    assert near(folder, sequences, expected) >= 0.999999
+    assert near(folder, sequences, expected, dtype="bfloat16") >= 0.99
 
 
 def test_buckets_of_distances_equal_hugging_face() -> None:

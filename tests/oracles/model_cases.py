@@ -60,6 +60,7 @@ GEMMA = {
     "query_pre_attn_scalar": 24,
     "sliding_window": 16,
 }
+LFM2 = {**DECODER, "layer_types": ["conv", "full_attention"], "block_auto_adjust_ff_dim": False}
 DEBERTA = {
     **BERT_LIKE,
     "max_position_embeddings": 128,
@@ -172,16 +173,18 @@ MODEL_CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma3_text": ("Gemma3Text", {**GEMMA, "use_bidirectional_attention": True}),
     "gemma3_text, causal": ("Gemma3Text", GEMMA),
     "gemma3_text, not causal": ("Gemma3Text", {**GEMMA, "is_causal": False}),
+    "lfm2": ("Lfm2", LFM2),
+    "lfm2, biases": ("Lfm2", {**LFM2, "conv_bias": True, "conv_L_cache": 4, "is_causal": False}),
 }
 SHORT_CASES = [name for name in MODEL_CASES if "long" not in name]  # of 128 positions
 OWN_CODE = ("Pplx", "JinaV5")  # prefixes of classes that transformers does not have
 DECODERS = (
     "eurobert", "ultrabert", "llama", "mistral", "ministral", "qwen", "bidirectional_pplx_qwen3", "jina_embeddings_v5",
-    "gemma",
+    "gemma", "lfm2",
 )  # fmt: skip
 # Cases whose heads differ: by tensor names, pooling or activation. Positions and windows are of the encoder.
 HEAD_CASES = [
-    *(name for name in SHORT_CASES if "," not in name and MODEL_CASES[name][0] not in OWN_CODE),
+    *(name for name in SHORT_CASES if "," not in name and MODEL_CASES[name][0] not in (*OWN_CODE, "Lfm2")),
     "electra, as wide", "deberta-v2, narrow", "deberta-v2, plain", "bert, tanh", "distilbert, relu",
     "modernbert, biases", "gte, untyped", "eurobert, mean", "eurobert, biases", "llama, biases",
 ]  # fmt: skip

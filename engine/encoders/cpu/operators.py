@@ -77,6 +77,15 @@ class Operators(Protocol):
         """Attention: [T, (heads + 2 · kv_heads) · size] → [T, heads · size]. Queries without norms are scaled."""
         ...
 
+    def convolution(
+        self, taps: Floats, bias: Floats, unseen: Floats, after: int
+    ) -> Callable[[Any, Sequence[Group], Positions], Any]:
+        """A gated convolution: [T, 3 · columns] → [T, columns]. `taps` are [taps, columns], `after` of later rows.
+
+        Rows that are not attended to have `unseen` [3 · columns] as inputs.
+        """
+        ...
+
     def whole_layer(
         self, config: EncoderConfig, linears: Sequence[Any], norms: Sequence[Norm], /
     ) -> Callable[[Any, Sequence[Group], Positions], Any] | None:
@@ -140,6 +149,11 @@ class KernelOperators:
     def attention(self, config: EncoderConfig, parts: HeadParts) -> Attention:
         return Attention(config, parts)
 
+    def convolution(
+        self, taps: Floats, bias: Floats, unseen: Floats, after: int
+    ) -> Callable[[Floats, Sequence[Group], Positions], Floats]:
+        return lambda rows, groups, _: convolved(rows, groups, taps, bias, unseen, after)
+
     def whole_layer(
         self, config: EncoderConfig, linears: Sequence[AdaptedLinear], norms: Sequence[Norm]
     ) -> KernelLayer | None:
@@ -182,6 +196,28 @@ class AdaptedLinear:
         if chosen is None or not self.adapted:
             return self.linear(x, residual, gate)
         return self._left(only_chosen(self._right(x), chosen), self._product(x, residual), gate)
+
+
+def convolved(rows: Any, groups: Sequence[Group], taps: Any, bias: Any, unseen: Any, after: int) -> Any:
+    """See Operators.convolution; numpy's arrays or torch's tensors. May change `rows`.
+
+    The order of each sum depends only on the tap's index, so results are batch-invariant.
+    """
+    for start, n, length, keys in groups:
+        if keys:
+            rows[start : start + n * length].reshape(n, length, -1)[:, keys:] = unseen
+    columns = rows.shape[1] // 3
+    products = rows[:, :columns] * rows[:, 2 * columns :]
+    sums = products * taps[len(taps) - 1 - after] + bias
+    for start, n, length, _ in groups:
+        x, y = (each[start : start + n * length].reshape(n, length, columns) for each in (products, sums))
+        for tap, weights in enumerate(taps):
+            back = len(taps) - 1 - after - tap  # rows from the tap's to the sum's
+            if 0 < back < length:
+                y[:, back:] += x[:, :-back] * weights
+            elif 0 < -back < length:
+                y[:, :back] += x[:, -back:] * weights
+    return sums * rows[:, columns : 2 * columns]
 
 
 class Attention:

@@ -22,6 +22,9 @@ from embert.engine.heads.embedding import LayerNorm
 from embert.engine.models.encoder_config import EncoderConfig, LongQueries
 from embert.engine.models.tensor_names import (
     ATTENTION_SUBLAYER_NORM,
+    CONVOLUTION_IN,
+    CONVOLUTION_OUT,
+    CONVOLUTION_TAPS,
     EMBEDDING_PROJECTION,
     FINAL_NORM,
     KEY_NORM,
@@ -44,7 +47,7 @@ Ints = npt.NDArray[np.int64]
 
 
 class Layer:
-    """Attention and the feed-forward network with their residuals and norms."""
+    """Attention or a convolution, and the feed-forward network, with their residuals and norms."""
 
     def __init__(self, config: EncoderConfig, checkpoint: Checkpoint, layer: int, operators: Operators) -> None:
         """`layer` is the number under which the weights are stored. Raises UnsupportedModel: see Operators.linear."""
@@ -70,9 +73,16 @@ class Layer:
         self._long_queries = None
         if config.long_queries is not None and config.max_positions > config.long_queries.trained:
             self._long_queries = _LongQueries(config, config.long_queries, operators)
-        self._qkv = linear(QKV)
-        self._attention = operators.attention(config, _head_parts(config, checkpoint, prefix))
-        self._projection = linear(("attention.output.dense",))
+        convolution = config.attention_of(layer).convolution
+        if convolution is None:
+            self._qkv = linear(QKV)
+            self._attention = operators.attention(config, _head_parts(config, checkpoint, prefix))
+        else:
+            self._qkv = linear((CONVOLUTION_IN,))
+            taps = checkpoint.float32(f"{prefix}{CONVOLUTION_TAPS}.weight")[:, 0].T.copy()
+            bias, unseen = (checkpoint.float32(f"{prefix}{name}.bias") for name in (CONVOLUTION_TAPS, CONVOLUTION_IN))
+            self._attention = operators.convolution(taps, bias, unseen, convolution.after)
+        self._projection = linear(("attention.output.dense" if convolution is None else CONVOLUTION_OUT,))
         self._gate = linear(("intermediate.gate",), config.activation) if config.gated else None
         self._inner = linear(("intermediate.dense",), "none" if config.gated else config.activation)
         self._outer = linear(("output.dense",))

@@ -87,6 +87,7 @@ def check_layers(model: Model) -> None:
             config.projects_first and (config.position_table or TOKEN_TYPE_EMBEDDINGS not in config.tensors.absent),
             "projects embeddings of positions or token types before their norm",
         ),
+        (any(kind.convolution is not None for kind in config.attention), "has convolutions in the place of attention"),
         (_stretches(config), "stretches rotary positions by each text's length"),
         (_sees_only_itself(config), "has windows of one token"),
         (

@@ -12,7 +12,8 @@ import torch.nn.functional as F  # noqa: N812  # as everywhere in torch
 from embert.engine.batch import cumulative
 from embert.engine.encoders.cpu.heads import lengths_of
 from embert.engine.encoders.cpu.kernels import Activation, Norm
-from embert.engine.encoders.cpu.operators import HeadParts, Weight, concatenated
+from embert.engine.encoders.cpu.operators import HeadParts, Weight, concatenated, convolved
+from embert.engine.encoders.cpu.positions import Positions
 from embert.engine.encoders.cpu.runs import Group, allowed_threads
 from embert.engine.encoders.torch.attention import Attention
 from embert.engine.heads.embedding import ACTIVATIONS, LayerNorm
@@ -65,6 +66,12 @@ class TorchOperators:
 
     def attention(self, config: EncoderConfig, parts: HeadParts) -> Attention:
         return Attention(config, parts)
+
+    def convolution(
+        self, taps: Floats, bias: Floats, unseen: Floats, after: int
+    ) -> Callable[[torch.Tensor, Sequence[Group], Positions], torch.Tensor]:
+        weights, offset, inputs = (torch.from_numpy(part) for part in (taps, bias, unseen))
+        return lambda rows, groups, _: convolved(rows.float(), groups, weights, offset, inputs, after).to(rows.dtype)
 
     def whole_layer(self, *_: object) -> None:
         """There is none."""

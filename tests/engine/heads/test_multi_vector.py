@@ -108,6 +108,7 @@ FOLDERS: dict[str, Callable[[Path], Path]] = {
     "modernbert, attended": lambda folder: native(folder, fixed(True), case="modernbert"),
     "pylate": pylate,
     "pylate, modernbert": lambda folder: pylate(folder, case="modernbert"),
+    "pylate, lfm2": lambda folder: pylate(folder, case="lfm2, biases"),
     "pylate, attended": lambda folder: pylate(folder, attend_to_expansion_tokens=True),
     "pylate, not expanded": lambda folder: pylate(folder, do_query_expansion=False, skiplist_words=None),
     "pylate, by the library's name": lambda folder: pylate(
