@@ -195,7 +195,6 @@ def read_mistral3(config: ConfigFile) -> EncoderConfig:
         mappings=(mapping,),
         classification=head,
         token_classification=None,
-        language_model=None,
         other_heads={"score": "language_model.score"},
     )
     return dataclasses.replace(described, model_type=config.fields["model_type"], tensors=tensors)

@@ -143,9 +143,7 @@ async def embeddings(context: RequestContext) -> tuple[bytes, bytes]:
     tasks, is_query = _tasks(request)
     handle.served.check_tasks(tasks)
     prompt_name = request.prompt_name
-    adapters = handle.model.config.adapters
-    separate = adapters is not None and not adapters.names_prompts
-    if request.input_type is not None and is_query is None and (request.task is None or separate):
+    if request.input_type is not None and is_query is None and (request.task is None or not _names_prompts(handle)):
         prompt_name, is_query = read_input_type(handle, request.input_type, request.input, prompt_name)
     if request.instruction is not None:
         if request.prompt_name is not None:
@@ -230,10 +228,15 @@ def read_input_type(
     handle: ModelHandle, input_type: Any, texts: TextOrIds, prompt_name: str | None = None
 ) -> tuple[str | None, bool | None]:
     """Returns the name of a prompt, or if adapters name prompts, True if texts are queries. Raises Invalid."""
-    adapters = handle.model.config.adapters
-    if adapters is not None and adapters.names_prompts:
+    if _names_prompts(handle):
         return prompt_name, _role(input_type)
     return _prompt_of(handle, input_type, texts) if prompt_name is None else prompt_name, None
+
+
+def _names_prompts(handle: ModelHandle) -> bool:
+    """True if the model has adapters whose names are also those of prompts."""
+    adapters = handle.model.config.adapters
+    return adapters is not None and adapters.names_prompts
 
 
 def _prompt_of(handle: ModelHandle, input_type: Any, texts: TextOrIds) -> str | None:

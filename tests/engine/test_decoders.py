@@ -638,6 +638,9 @@ def test_text_part_of_mistral3_reranks(tmp_path: Path) -> None:
         encoder = engine.load_encoder(model, device="cpu")
         logits = encoder.encode(engine.pack(sequences), engine.Task.CLASSIFY)
         np.testing.assert_allclose(logits, expected, atol=1e-4)
+    edit_json(folder / "config.json", architectures=["Mistral3ForConditionalGeneration"])
+    with pytest.raises(UnsupportedModel, match="generates text"):
+        engine.load_model(str(folder))
     edit_json(folder / "config.json", text_config={"model_type": "llama"})
     with pytest.raises(UnsupportedModel, match=r"text_config: model_type 'llama'"):
         engine.load_model(str(folder))
