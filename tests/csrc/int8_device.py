@@ -13,10 +13,9 @@ from embert.engine.quantization.blocks import block_weight, quarter_weight
 from tests.csrc import reference as ref
 from tests.csrc.device import Device
 
-__all__ = ["EPSILON", "PROVIDERS", "Floats", "Product", "sums_of"]
+__all__ = ["EPSILON", "Floats", "Product", "sums_of"]
 
 EPSILON = 1e-12
-PROVIDERS = ("hopper",)
 Floats = npt.NDArray[Any]
 
 
@@ -32,7 +31,6 @@ class Product:
     def __init__(
         self, device: Device, random: np.random.Generator, out: int, width: int, kind: int = ref.NONE,
         norm: tuple[Floats, Floats] | None = None, of_residual: bool = False, most: int = 3001,
-        provider: str = "hopper",
     ) -> None:  # fmt: skip
         self.device, self.kind, self.of_residual = device, kind, of_residual
         self.inner = width > out  # a feed-forward part's second product
@@ -43,15 +41,11 @@ class Product:
         self.data, self.row_scales = device.new(-(-most // 32) * 32 * width), device.new(most * 4)
         self.vectors = [device.put(each) for each in (self.weight, self.scales, self.bias)]
         self.vectors += [0, 0] if norm is None else [device.put(each.astype(np.float32)) for each in norm]
-        self.product: Any = self.made_by(provider)
-
-    def made_by(self, provider: str) -> Any:
-        """The same by either provider. Skips where the GPU or the build does not have it."""
         weight, scales, bias, gamma, beta = self.vectors
         try:
-            return self.device.launch.int8_product(
-                weight, scales, bias, *self.weight.shape, self.kind, gamma, beta, self.of_residual, EPSILON, self.data,
-                self.row_scales, provider, _cublaslt_library(), 128 if self.inner else 0,
+            self.product: Any = device.launch.int8_product(
+                weight, scales, bias, *self.weight.shape, kind, gamma, beta, of_residual, EPSILON, self.data,
+                self.row_scales, "hopper", _cublaslt_library(), 128 if self.inner else 0,
             )  # fmt: skip
         except RuntimeError as error:
             pytest.skip(str(error))

@@ -26,43 +26,40 @@ from tests.csrc.encoder.random_models import (
     random_bert,
     relative_error,
 )
-from tests.csrc.int8_device import PROVIDERS
 from tests.oracles import model_cases
 
 pytestmark = pytest.mark.gpu
 
 
-def encoder_of(folder: Path, dtype: str, **options: Any) -> CudaEncoder:
-    return make_encoder(engine.load_model(str(folder)), dtype=dtype, **options)
+def encoder_of(folder: Path, dtype: str) -> CudaEncoder:
+    return make_encoder(engine.load_model(str(folder)), dtype=dtype, gemm="hopper")
 
 
 BASE = {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "intermediate_size": 3072}
 SIZES = {"narrow": NARROW, "base": BASE, "large": LARGE}
 
 
-@pytest.mark.parametrize("gemm", PROVIDERS)
 @pytest.mark.parametrize("size", SIZES)
-def test_a_model_agrees_with_float16(tmp_path: Path, random: np.random.Generator, size: str, gemm: str) -> None:
+def test_a_model_agrees_with_float16(tmp_path: Path, random: np.random.Generator, size: str) -> None:
     folder = random_bert(tmp_path, **SIZES[size])
     batch = packed(random, random.integers(1, 300, 80))
-    ours = encoder_of(folder, "int8", gemm=gemm)
-    assert (ours.dtype, ours.gemm) == ("int8", gemm)
+    ours = encoder_of(folder, "int8")
+    assert (ours.dtype, ours.gemm) == ("int8", "hopper")
     found = ours.encode(batch)
     ours.close()
-    exact = encoder_of(folder, "float16", gemm=gemm)
+    exact = encoder_of(folder, "float16")
     assert cosines(found, exact.encode(batch)).min() >= 0.999
     exact.close()
 
 
-@pytest.mark.parametrize("gemm", PROVIDERS)
 @pytest.mark.parametrize("config", [NARROW | {"num_hidden_layers": 1}, BASE | {"num_hidden_layers": 1}])
 def test_a_model_agrees_with_numpys_in_8_bits(
-    tmp_path: Path, random: np.random.Generator, config: dict[str, Any], gemm: str
+    tmp_path: Path, random: np.random.Generator, config: dict[str, Any]
 ) -> None:
     folder = random_bert(tmp_path, **config)
     model = engine.load_model(str(folder))
     checkpoint = Checkpoint.open(model)
-    ours = encoder_of(folder, "int8", gemm=gemm)
+    ours = encoder_of(folder, "int8")
     lengths = np.array([1, 17, 130])
     batch = packed(random, lengths, normalize=np.zeros(3, np.bool_))
     found = ours.encode(batch)
@@ -79,10 +76,9 @@ def test_a_model_agrees_with_numpys_in_8_bits(
     assert relative_error(found, wanted) <= 0.8 * relative_error(found, unrounded)
 
 
-@pytest.mark.parametrize("gemm", PROVIDERS)
 @pytest.mark.parametrize("size", ["narrow", "base"])
-def test_a_text_is_batch_invariant(tmp_path: Path, random: np.random.Generator, size: str, gemm: str) -> None:
-    ours = encoder_of(random_bert(tmp_path, **SIZES[size]), "int8", gemm=gemm)
+def test_a_text_is_batch_invariant(tmp_path: Path, random: np.random.Generator, size: str) -> None:
+    ours = encoder_of(random_bert(tmp_path, **SIZES[size]), "int8")
     lengths = np.concatenate([[1, 2, 15, 16, 17, 31, 32, 33, 64, 65, 128, 129, 511, 512], random.integers(1, 200, 50)])
     batch = packed(random, lengths)
     everyone = np.arange(len(lengths))
@@ -95,15 +91,14 @@ def test_a_text_is_batch_invariant(tmp_path: Path, random: np.random.Generator, 
     ours.close()
 
 
-@pytest.mark.parametrize("gemm", PROVIDERS)
 @pytest.mark.parametrize("case", ["xlm-roberta", "roberta, padded with 5", "distilbert", "mpnet"])
-def test_other_architectures(tmp_path: Path, random: np.random.Generator, case: str, gemm: str) -> None:
+def test_other_architectures(tmp_path: Path, random: np.random.Generator, case: str) -> None:
     sizes: dict[str, Any] = {"hidden_size": 256, "num_attention_heads": 8, "intermediate_size": 512}
     if case == "distilbert":
         sizes = {"dim": 256, "n_heads": 8, "hidden_dim": 512}
     folder = model_cases.build(tmp_path, case, vocab_size=30522, **sizes)
     (folder / "tokenizer.json").write_text("{}")
-    ours = encoder_of(folder, "int8", gemm=gemm)
+    ours = encoder_of(folder, "int8")
     batch = packed(random, np.array([1, 17, 64, 65, 128]))
     wanted = engine.load_encoder(engine.load_model(str(folder)), device="cpu").encode(batch)
     assert (

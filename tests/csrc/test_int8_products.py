@@ -7,7 +7,7 @@ import pytest
 
 from tests.csrc import reference as ref
 from tests.csrc.device import Device
-from tests.csrc.int8_device import EPSILON, PROVIDERS, Product
+from tests.csrc.int8_device import EPSILON, Product
 
 pytestmark = pytest.mark.gpu
 
@@ -15,11 +15,10 @@ ROWS = (1, 2, 7, 15, 16, 17, 63, 64, 65, 127, 128, 129, 200, 255, 257, 1000, 300
 PLAIN = [(3072, 1024), (4096, 1024), (2304, 768), (1152, 384), (1536, 384), (384, 128), (192, 256)]
 
 
-@pytest.mark.parametrize("provider", PROVIDERS)
 @pytest.mark.parametrize(("out", "width"), PLAIN)
-def test_sums_are_exact(device: Device, random: np.random.Generator, out: int, width: int, provider: str) -> None:
+def test_sums_are_exact(device: Device, random: np.random.Generator, out: int, width: int) -> None:
     """Two multiplications, an addition and roundings that numpy can repeat: any other sum would show."""
-    product = Product(device, random, out, width, provider=provider)
+    product = Product(device, random, out, width)
     for rows in ROWS:
         found = product.run(random.standard_normal((rows, width)).astype(np.float16))
         scaled, of_columns = product.scaled(rows)
@@ -34,12 +33,11 @@ PAIR_ERROR = {ref.NONE: 1.2, ref.RELU: 1.2, ref.GELU: 6, ref.GELU_TANH: 6}
 
 @pytest.mark.parametrize(("out", "width"), PLAIN[:4])
 @pytest.mark.parametrize("kind", [ref.GELU, ref.GELU_TANH, ref.RELU])
-@pytest.mark.parametrize("provider", PROVIDERS)
 def test_activations_and_the_layernorm_of_x(
-    device: Device, random: np.random.Generator, out: int, width: int, kind: int, provider: str
+    device: Device, random: np.random.Generator, out: int, width: int, kind: int
 ) -> None:
     norm = random.uniform(0.5, 1.5, width), random.standard_normal(width) / 4
-    product = Product(device, random, out, width, kind, norm, provider=provider)
+    product = Product(device, random, out, width, kind, norm)
     for rows in (5, 130, 3001):
         found = product.run((random.standard_normal((rows, width)) * 2).astype(np.float16))
         scaled, of_columns = product.scaled(rows)
@@ -47,13 +45,10 @@ def test_activations_and_the_layernorm_of_x(
         assert ref.error(found, wanted) <= PAIR_ERROR[kind] * ref.rounding(wanted, ref.FLOAT16), rows
 
 
-@pytest.mark.parametrize("provider", PROVIDERS)
 @pytest.mark.parametrize(("out", "width"), [(1024, 1024), (1024, 4096), (768, 3072), (768, 768), (384, 1536)])
-def test_a_residual_its_layernorm_and_sums(
-    device: Device, random: np.random.Generator, out: int, width: int, provider: str
-) -> None:
+def test_a_residual_its_layernorm_and_sums(device: Device, random: np.random.Generator, out: int, width: int) -> None:
     gamma, beta = random.uniform(0.5, 1.5, out), random.standard_normal(out) / 4
-    product = Product(device, random, out, width, norm=(gamma, beta), of_residual=True, most=7000, provider=provider)
+    product = Product(device, random, out, width, norm=(gamma, beta), of_residual=True, most=7000)
     for rows in (*ROWS, 6100, 7000):  # 6 100: the last rows of tiles are narrow; 7 000: tiles in turn
         x = random.standard_normal((rows, width)).astype(np.float16)
         residual = (random.standard_normal((rows, out)) * 3 + 0.1).astype(np.float16)
@@ -66,12 +61,11 @@ def test_a_residual_its_layernorm_and_sums(
         assert ref.error(product.y_stats, np.stack([groups.sum(axis=2), (groups**2).sum(axis=2)], axis=2)) <= 1e-5
 
 
-@pytest.mark.parametrize("provider", PROVIDERS)
-def test_each_kernel_of_8_bits_on_narrow_products(device: Device, random: np.random.Generator, provider: str) -> None:
+def test_each_kernel_of_8_bits_on_narrow_products(device: Device, random: np.random.Generator) -> None:
     """Few and many rows, tiles in turn and shared, narrow and tall ones: small enough for racecheck."""
     gamma, beta = random.uniform(0.5, 1.5, 384), random.standard_normal(384) / 4
-    plain = Product(device, random, 384, 128, ref.GELU, (gamma[:128], beta[:128]), most=7000, provider=provider)
-    adds = Product(device, random, 384, 128, norm=(gamma, beta), of_residual=True, most=7000, provider=provider)
+    plain = Product(device, random, 384, 128, ref.GELU, (gamma[:128], beta[:128]), most=7000)
+    adds = Product(device, random, 384, 128, norm=(gamma, beta), of_residual=True, most=7000)
     for rows in (17, 129, 1000, 3001, 6100):
         x = random.standard_normal((rows, 128)).astype(np.float16)
         residual = random.standard_normal((rows, 384)).astype(np.float16)
@@ -89,19 +83,12 @@ def test_each_kernel_of_8_bits_on_narrow_products(device: Device, random: np.ran
 INVARIANT_SHAPES = [(3072, 1024, False), (1024, 1024, True), (1024, 4096, True), (384, 1536, True)]
 
 
-def made_for_invariance(
-    device: Device, random: np.random.Generator, out: int, width: int, adds: bool, provider: str
-) -> Product:
-    norm = (random.uniform(0.5, 1.5, out), random.standard_normal(out) / 4) if adds else None
-    return Product(device, random, out, width, norm=norm, of_residual=adds, most=20_000, provider=provider)
-
-
-@pytest.mark.parametrize("provider", PROVIDERS)
 @pytest.mark.parametrize(("out", "width", "adds"), INVARIANT_SHAPES)
 def test_a_row_is_batch_invariant(
-    device: Device, random: np.random.Generator, out: int, width: int, adds: bool, provider: str
+    device: Device, random: np.random.Generator, out: int, width: int, adds: bool
 ) -> None:
-    product = made_for_invariance(device, random, out, width, adds, provider)
+    norm = (random.uniform(0.5, 1.5, out), random.standard_normal(out) / 4) if adds else None
+    product = Product(device, random, out, width, norm=norm, of_residual=adds, most=20_000)
     x = random.standard_normal((20_000, width)).astype(np.float16)
     residual = random.standard_normal((20_000, out)).astype(np.float16)
     together = product.run(x, residual if adds else None)
