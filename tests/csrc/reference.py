@@ -68,6 +68,13 @@ def layernorm(x: Doubles, gamma: Doubles, beta: Doubles, epsilon: float) -> Doub
     return y
 
 
+def group_sums(x: Doubles, parts: int = 1) -> Doubles:
+    """Sums and sums of squares of rows' groups of 128 columns, each in `parts`: [T, groups · parts, 2]."""
+    padded = np.pad(x, ((0, 0), (0, -x.shape[1] % 128)))
+    pieces = padded.reshape(len(x), padded.shape[1] * parts // 128, 128 // parts)
+    return np.stack([pieces.sum(axis=2), np.square(pieces).sum(axis=2)], axis=2)
+
+
 def erf(x: Doubles) -> Doubles:
     y: Doubles = torch.erf(torch.from_numpy(x)).numpy()
     return y

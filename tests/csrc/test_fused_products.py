@@ -49,12 +49,7 @@ class Normed:
         return exact / self.gamma if self.gamma_in == "rows" else exact
 
     def sums(self, stored: npt.NDArray[Any]) -> npt.NDArray[np.float32]:
-        rows = self.before(stored)
-        groups = -(-rows.shape[1] // 128)
-        padded = np.zeros((len(rows), groups * 128))
-        padded[:, : rows.shape[1]] = rows
-        parts = padded.reshape(len(rows), groups, 128)
-        return np.stack([parts.sum(axis=2), (parts * parts).sum(axis=2)], axis=2).astype(np.float32)
+        return ref.group_sums(self.before(stored)).astype(np.float32)
 
     def arguments(self, device: Device, exact_weight: ref.Doubles) -> dict[str, Any]:
         if not self.gamma_in:
@@ -236,6 +231,4 @@ def test_a_residual_without_a_norm_is_added_as_it_is(
         got = device.get(y, (rows, out), numpy_type(dtype))
         assert ref.error(got, wanted) <= 1.2 * ref.rounding(wanted, dtype), rows
         parts = device.get(y_stats, (rows, out // 128, fused.product.splits, 2), np.float32).astype(np.float64)
-        groups = wanted.reshape(rows, out // 128, 128)
-        of_groups = np.stack([groups.sum(axis=2), (groups * groups).sum(axis=2)], axis=2)
-        assert ref.error(parts.sum(axis=2), of_groups) <= 1e-4, rows
+        assert ref.error(parts.sum(axis=2), ref.group_sums(wanted)) <= 1e-4, rows

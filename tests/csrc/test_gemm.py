@@ -118,8 +118,7 @@ def test_last_rows_in_narrow_tiles(device: Device, random: np.random.Generator) 
     found, sums = device.get(y, (rows, out), np.float16), device.get(y_stats, (rows, 6, 2), np.float32)
     wanted = weights.exact(x, residual)
     assert ref.error(found, wanted) <= 1.2 * ref.rounding(wanted, ref.FLOAT16)
-    groups = wanted.reshape(rows, 6, 128)
-    assert ref.error(sums, np.stack([groups.sum(axis=2), (groups * groups).sum(axis=2)], axis=2)) <= 1e-5
+    assert ref.error(sums, ref.group_sums(wanted)) <= 1e-5
     for part in (slice(0, 2500), slice(2500, 5000), slice(5000, rows)):
         assert (weights.run(x[part], residual[part]).view(np.uint16) == found[part].view(np.uint16)).all()
 
@@ -262,9 +261,7 @@ def test_both_products_in_one_kernel_have_the_bits_of_two(
     )  # fmt: skip
     stored = ref.stored(random.standard_normal((rows, hidden)) + random.standard_normal((rows, 1)), dtype)
     r = ref.exact(stored) / (gamma if gamma_in == "rows" else 1)
-    groups = r.reshape(rows, 3, 128)
-    sums = np.stack([groups.sum(axis=2), (groups * groups).sum(axis=2)], axis=2).astype(np.float32)
-    x, x_sums = device.put(stored), device.put(sums)
+    x, x_sums = device.put(stored), device.put(ref.group_sums(r).astype(np.float32))
     scratch, y, y_stats = device.new(rows * inner * 2), device.new(rows * hidden * 2), device.new(rows * 3 * 8 * 8)
 
     def run(first: int, count: int, backwards: bool) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
