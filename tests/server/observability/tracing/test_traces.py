@@ -7,6 +7,7 @@ import itertools
 import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import httpx
 import pytest
@@ -275,14 +276,16 @@ def test_an_engine_that_is_killed_in_between(pair: Pair) -> None:
     assert queue.ended == by_name(spans, "inference").started
     assert all(within(span, by_name(spans, EMBED)) for span in spans)
 
-    fatal = new_trace()
-    assert ask(server, order(CRASH), fatal).status_code == 424
-    received(receiver, fatal, (EMBED, "tokenize"))
+    def failed(number: int) -> Trace | None:
+        """The trace of a request that an engine has run; an HTTP process may not know of the engine yet."""
+        trace = new_trace()
+        return trace if ask(server, order(number), trace).status_code == 424 else None
 
-    lost = new_trace()
-    until(server.is_ready, what="readiness")
-    until(lambda: ask(server, GOOD, new_trace(sampled=False)).status_code == 200, what="a response")
-    assert ask(server, order(LOSE), lost).status_code == 424
+    fatal = until(partial(failed, CRASH), what="a request that kills engines")
+    assert fatal is not None
+    received(receiver, fatal, (EMBED, "tokenize"))
+    lost = until(partial(failed, LOSE), what="a request that loses the encoder")
+    assert lost is not None
     inference = by_name(received(receiver, lost, (EMBED, "tokenize", "queue", "inference")), "inference")
     assert inference.failed
     assert "told to be lost" in inference.message
