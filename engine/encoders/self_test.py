@@ -19,13 +19,16 @@ from embert.engine.batch import pack
 from embert.engine.encoders.base import Encoder
 from embert.engine.encoders.positions import alibi_by_distance, bias_by_distance, relative_rows, rotations
 from embert.engine.model import Model
-from embert.engine.models.encoder_config import EncoderConfig, Rotary
+from embert.engine.models.encoder_config import EncoderConfig, Experts, Rotary
 from embert.engine.models.tensor_names import (
     ATTENTION_SUBLAYER_NORM,
     CONVOLUTION_IN,
     CONVOLUTION_OUT,
     CONVOLUTION_TAPS,
     EMBEDDING_PROJECTION,
+    EXPERTS_BIAS,
+    EXPERTS_INNER,
+    EXPERTS_OUTER,
     FINAL_NORM,
     KEY_NORM,
     POSITION_EMBEDDINGS,
@@ -35,6 +38,7 @@ from embert.engine.models.tensor_names import (
     RELATIVE_ATTENTION_BIAS,
     RELATIVE_EMBEDDINGS,
     RELATIVE_NORM,
+    ROUTER,
     SUBLAYER_NORM,
     TOKEN_TYPE_EMBEDDINGS,
     WORD_EMBEDDINGS,
@@ -105,12 +109,12 @@ class _Reference:
         if attention_norm and not pre_norm:
             x = self._norm(x, f"{prefix}attention.output.LayerNorm")
         sublayer_input = self._norm(x, f"{prefix}output.LayerNorm") if pre_norm else x
-        inner = self._linear(sublayer_input, f"{prefix}intermediate.dense")
-        if self._config.gated:
-            inner = inner * self._activate(self._linear(sublayer_input, f"{prefix}intermediate.gate"))
-        else:
-            inner = self._activate(inner)
-        fed = self._linear(inner, f"{prefix}output.dense")
+        experts = self._config.experts_of(layer)
+        fed = (
+            self._feed_forward(sublayer_input, prefix)
+            if experts is None
+            else self._routed(sublayer_input, prefix, experts)
+        )
         x = x + (self._norm(fed, prefix + SUBLAYER_NORM) if self._config.sublayer_norms else fed)
         return x if pre_norm else self._norm(x, f"{prefix}output.LayerNorm")
 
@@ -124,6 +128,35 @@ class _Reference:
         padded = np.pad(b * x, ((convolution.taps - 1 - convolution.after, convolution.after), (0, 0)))
         windows = np.lib.stride_tricks.sliding_window_view(padded, convolution.taps, axis=0)  # [L, hidden, taps]
         return self._linear(c * ((windows * taps[:, 0]).sum(-1) + offset), prefix + CONVOLUTION_OUT)
+
+    def _feed_forward(self, x: Floats, prefix: str) -> Floats:
+        inner = self._linear(x, f"{prefix}intermediate.dense")
+        if self._config.gated:
+            inner = inner * self._activate(self._linear(x, f"{prefix}intermediate.gate"))
+        else:
+            inner = self._activate(inner)
+        return self._linear(inner, f"{prefix}output.dense")
+
+    def _routed(self, x: Floats, prefix: str, experts: Experts) -> Floats:
+        """Every expert computes every row; weights of those that a row does not pass are zeros."""
+        logits = x @ self._checkpoint.float32(prefix + ROUTER).T
+        weights = np.exp(logits - logits.max(-1, keepdims=True))
+        weights /= weights.sum(-1, keepdims=True)
+        weights[weights < np.sort(weights)[:, -experts.top_k, None]] = 0
+        names = (EXPERTS_INNER, EXPERTS_OUTER)
+        inner, outer = (np.split(self._checkpoint.float32(prefix + name), experts.count) for name in names)
+        bias = self._checkpoint.float32(prefix + EXPERTS_BIAS)
+        y, none = np.tile(bias, (len(x), 1)), np.zeros(1, np.float32)
+        for number in range(experts.count):
+            h = self._activate(self._product(x, inner[number], none, prefix + EXPERTS_INNER))
+            y += weights[:, number, None] * self._product(h, outer[number].T, none, prefix + EXPERTS_OUTER)
+        return y
+
+    def _product(self, x: Floats, weight: Floats, bias: Floats, name: str) -> Floats:
+        if self._int8 and name.startswith("encoder.layer."):
+            return product(quantized_rows(x), quantized_weight(weight, name), bias)
+        y: Floats = x @ weight.T + bias
+        return y
 
     def _attention(self, x: Floats, layer: int, bias: Floats | None) -> Floats:
         length, heads, size = len(x), self._config.heads, self._config.head_size
@@ -195,10 +228,7 @@ class _Reference:
 
     def _linear(self, x: Floats, name: str) -> Floats:
         weight, bias = (self._checkpoint.float32(f"{name}.{kind}") for kind in ("weight", "bias"))
-        if self._int8 and name.startswith("encoder.layer."):
-            y: Floats = product(quantized_rows(x), quantized_weight(weight, f"{name}.weight"), bias)
-        else:
-            y = x @ weight.T + bias
+        y = self._product(x, weight, bias, f"{name}.weight")
         added = self._added(f"{name}.weight")
         if added is not None:
             y += x @ added[1].T @ added[0].T

@@ -492,12 +492,18 @@ CONFIG_OF_MODEL_TYPE: dict[str, Table] = {
         ),
         **dict.fromkeys(
             ("prenorm", "parallel_block", "causal", "use_rms_norm", "norm_mlp", "rotary_emb_interleaved",
-             "rotary_emb_scale_base", "moe_every_n_layers", "num_experts"),
+             "rotary_emb_scale_base"),
             honored("the value that leaves it out"),
         ),
+        "moe_every_n_layers": honored("one layer in this number has experts; 0: none"),
+        "num_experts": honored("experts of such a layer, at most 256"),
+        "moe_top_k": honored("experts of each token"),
         **dict.fromkeys(
-            ("parallel_block_tied_norm", "expert_choice_router", "ffn_div", "moe_impl", "moe_normalize_expert_weights",
-             "moe_resid_pdrop", "moe_top_k", "num_shared_experts", "rotary_emb_dim", "reorder_and_upcast_attn"),
+            ("expert_choice_router", "ffn_div", "moe_normalize_expert_weights", "num_shared_experts"),
+            honored("of experts, the value that leaves it out"),
+        ),
+        **dict.fromkeys(
+            ("parallel_block_tied_norm", "moe_impl", "moe_resid_pdrop", "rotary_emb_dim", "reorder_and_upcast_attn"),
             irrelevant("options of what is not read, or never read by its code"),
         ),
         "scale_attn_weights": refused("scores without scaling", True, None),

@@ -10,6 +10,9 @@ from embert.engine.models.tensor_names import (
     CONVOLUTION_OUT,
     CONVOLUTION_TAPS,
     EMBEDDING_PROJECTION,
+    EXPERTS_BIAS,
+    EXPERTS_INNER,
+    EXPERTS_OUTER,
     FINAL_NORM,
     KEY_NORM,
     POSITION_EMBEDDINGS,
@@ -19,6 +22,7 @@ from embert.engine.models.tensor_names import (
     RELATIVE_ATTENTION_BIAS,
     RELATIVE_EMBEDDINGS,
     RELATIVE_NORM,
+    ROUTER,
     SUBLAYER_NORM,
     TOKEN_TYPE_EMBEDDINGS,
     WORD_EMBEDDINGS,
@@ -129,6 +133,18 @@ class LongQueries:
 
 
 @dataclass(frozen=True, slots=True)
+class Experts:
+    """Routed feed-forward networks: Σ p[e] · outer[e] · activation(inner[e] · x) + bias over the `top_k` largest p[e].
+
+    p is the softmax of the router's product with the row, over all experts.
+    """
+
+    count: int
+    top_k: int
+    layers: tuple[int, ...]  # that have experts instead of one network
+
+
+@dataclass(frozen=True, slots=True)
 class Adapters:
     """Low-rank additions to the linear layers and tables, of which a request chooses one: y += scale · B·(A·x)."""
 
@@ -192,6 +208,7 @@ class EncoderConfig:
     embedding_size: int | None = None  # columns of the embedding tables where a projection follows them; None: none
     shared_layers: tuple[int, ...] = ()  # of each layer, the number under which its weights are stored; empty: its own
     adapters: Adapters | None = None
+    experts: Experts | None = None
 
     @property
     def padding_id(self) -> int | None:
@@ -236,6 +253,10 @@ class EncoderConfig:
         """The number under which a layer's weights are stored."""
         return self.shared_layers[layer] if self.shared_layers else layer
 
+    def experts_of(self, layer: int) -> Experts | None:
+        """The experts of a layer; None if it has one feed-forward network."""
+        return self.experts if self.experts is not None and layer in self.experts.layers else None
+
     def has_attention_norm(self, layer: int) -> bool:
         """True if a layer has a norm with its attention."""
         return layer > 0 or self.first_norm
@@ -275,7 +296,7 @@ def tensor_shapes(encoder_config: EncoderConfig) -> Shapes:
             shapes |= _norm(RELATIVE_NORM, hidden)
     for layer in range(encoder_config.layers):
         prefix = f"encoder.layer.{encoder_config.stored_layer(layer)}."
-        if prefix + "output.dense.weight" not in shapes:
+        if prefix + "output.LayerNorm.weight" not in shapes:
             shapes |= {prefix + name: shape for name, shape in _layer(encoder_config, layer).items()}
     if encoder_config.pre_norm:
         shapes |= _norm(FINAL_NORM, hidden)
@@ -291,10 +312,13 @@ def _layer(encoder_config: EncoderConfig, layer: int) -> Shapes:
     else:
         shapes = _linear(CONVOLUTION_IN, 3 * hidden, hidden) | _linear(CONVOLUTION_OUT, hidden, hidden)
         shapes |= {f"{CONVOLUTION_TAPS}.weight": (hidden, 1, convolution.taps), f"{CONVOLUTION_TAPS}.bias": (hidden,)}
-    if encoder_config.gated:
-        shapes |= _linear("intermediate.gate", inner, hidden)
-    shapes |= _linear("intermediate.dense", inner, hidden)
-    shapes |= _linear("output.dense", hidden, inner)
+    if experts := encoder_config.experts_of(layer):
+        shapes |= dict.fromkeys((EXPERTS_INNER, EXPERTS_OUTER), (experts.count * inner, hidden))
+        shapes |= {ROUTER: (experts.count, hidden), EXPERTS_BIAS: (hidden,)}
+    else:
+        if encoder_config.gated:
+            shapes |= _linear("intermediate.gate", inner, hidden)
+        shapes |= _linear("intermediate.dense", inner, hidden) | _linear("output.dense", hidden, inner)
     if encoder_config.has_attention_norm(layer):
         shapes |= _norm("attention.output.LayerNorm", hidden)
     if encoder_config.sublayer_norms:

@@ -22,7 +22,11 @@ def product_flops(config: EncoderConfig) -> int:
     convolutions = sum(config.attention_of(layer).convolution is not None for layer in range(config.layers))
     attention = (2 * config.heads + 2 * config.kv_heads) * config.head_size
     feed_forward = (3 if config.gated else 2) * config.intermediate_size
-    columns = config.layers * feed_forward + (config.layers - convolutions) * attention
+    networks, routers = config.layers, 0
+    if config.experts is not None:
+        networks += len(config.experts.layers) * (config.experts.top_k - 1)
+        routers = len(config.experts.layers) * config.experts.count
+    columns = networks * feed_forward + (config.layers - convolutions) * attention + routers
     return 2 * config.hidden_size * (columns + 4 * convolutions * config.hidden_size)
 
 

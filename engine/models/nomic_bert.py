@@ -16,9 +16,14 @@ from embert.engine.errors import UnsupportedModel
 from embert.engine.models.bert import DEFAULTS, GATED_PARTS, GATES, fused_qkv, read_bert_like
 from embert.engine.models.config_file import ConfigFile
 from embert.engine.models.encoder_config import DynamicNtk, EncoderConfig
+from embert.engine.models.experts import read_experts
 from embert.engine.models.rotary import rotary_of, with_rope_parameters, with_rotary
 from embert.engine.models.tensor_names import (
     ATTENTION,
+    EXPERTS_BIAS,
+    EXPERTS_INNER,
+    EXPERTS_OUTER,
+    ROUTER,
     TOKEN_TYPE_EMBEDDINGS,
     Classification,
     FusedWeight,
@@ -49,8 +54,6 @@ LEFT_OUT: dict[str, tuple[object, ...]] = {
     **dict.fromkeys(("prenorm", "parallel_block", "causal", "use_rms_norm", "norm_mlp"), (False, None)),
     "rotary_emb_interleaved": (False, None),
     "rotary_emb_scale_base": (None,),
-    "moe_every_n_layers": (0, None),
-    "num_experts": (0, 1, None),
 }
 
 PREFIXES = ("bert.", "nomic_bert.")
@@ -63,6 +66,10 @@ OLDER: Mapping[str, str | FusedWeight] = {
     "intermediate.dense": "mlp.fc11",
     "output.dense": "mlp.fc2",
     "output.LayerNorm": "norm2",
+    ROUTER: "mlp.router.layer.weight",
+    EXPERTS_INNER: "mlp.experts.mlp.w1",
+    EXPERTS_OUTER: "mlp.experts.mlp.w2",
+    EXPERTS_BIAS: "mlp.experts.bias",
 }
 MAPPINGS = (WeightMapping(OLDER, PREFIXES, "encoder.layers."), WeightMapping(GATED_PARTS, PREFIXES, "layers."))
 PLAIN_SCHEMES = (WeightMapping({**OLDER, "intermediate.dense": "mlp.fc1"}, PREFIXES, "encoder.layers."),)
@@ -110,7 +117,8 @@ def _read_older(config: ConfigFile) -> EncoderConfig:
         type_vocab_size=config.fields["type_vocab_size"] if types else 1,
         vocab_size=_round_up(config.integer("vocab_size"), config.with_defaults(**{VOCAB_STEP: 1}).integer(VOCAB_STEP)),
     )
-    encoder_config = dataclasses.replace(read_bert_like(config, tensors, activations=activations), gated=gated)
+    described = read_bert_like(config, tensors, activations=activations)
+    encoder_config = dataclasses.replace(described, gated=gated, experts=read_experts(config, described))
     if not _is_positive(config, "rotary_emb_fraction"):
         return encoder_config
     fraction = config.number("rotary_emb_fraction")

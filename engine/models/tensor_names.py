@@ -27,6 +27,9 @@ FINAL_NORM = "encoder.LayerNorm"  # a norm; BERT has none
 # Norms of a layer that BERT does not have: of queries and keys, and after attention and after the feed-forward network.
 QUERY_NORM, KEY_NORM = "attention.self.query_norm", "attention.self.key_norm"
 ATTENTION_SUBLAYER_NORM, SUBLAYER_NORM = "attention.output.sublayer_norm", "output.sublayer_norm"
+# A layer's router and experts: these have their matrices one below the other, [inner, hidden] each, and share a bias.
+ROUTER, EXPERTS_BIAS = "experts.router.weight", "experts.bias"
+EXPERTS_INNER, EXPERTS_OUTER = "experts.inner.weight", "experts.outer.weight"
 
 # Checkpoints converted from TensorFlow keep its names for LayerNorm's parameters.
 TENSORFLOW_NAMES = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"}

@@ -17,6 +17,8 @@ from typing import Any
 from embert.engine.models import MODEL_TYPES, read_config
 from embert.engine.models.encoder_config import EncoderConfig
 from tests.csrc.model_checkpoints import CHECKPOINTS
+from tests.engine.models.test_nomic_bert import CONFIG as NOMIC_BERT
+from tests.engine.models.test_nomic_bert import EXPERTS
 from tests.oracles.jina_bert_v2 import CONFIG as JINA_BERT_V2
 from tests.oracles.model_cases import MODEL_CASES, hugging_face
 
@@ -38,6 +40,8 @@ class Row:
     @property
     def devices(self) -> str:
         """Devices that it is tested on; tests/csrc/test_models_on_gpu.py has every checkpoint of CHECKPOINTS."""
+        if self.config_read().experts is not None:  # the CUDA encoder refuses them
+            return "CPU"
         needed = {self.config_read().model_type, *self.model_types} - {"new"}  # GTE's older code
         return "CPU, GPU" if needed <= {name.partition(",")[0] for name in CHECKPOINTS} else "CPU"
 
@@ -61,6 +65,7 @@ ROWS = (
     Row("RoBERTa, CamemBERT", ("roberta", "camembert"), "all-distilroberta-v1"),
     Row("ModernBERT", ("modernbert",), "gte-modernbert-base, granite-embedding-english-r2"),
     Row("nomic-bert", ("nomic_bert",), "nomic-embed-text-v1.5"),
+    Row("nomic-bert with experts", ("nomic_bert",), "nomic-embed-text-v2-moe", {**NOMIC_BERT, **EXPERTS}),
     Row("GTE", ("gte", "new"), "gte-multilingual-base, gte-large-en-v1.5"),
     Row("JinaBERT v2", ("bert",), "jina-embeddings-v2-base-en", JINA_BERT_V2),
     Row("jina-embeddings-v3", ("jina_embeddings_v3",), "jina-embeddings-v3"),
@@ -102,6 +107,7 @@ def layers(encoder_config: EncoderConfig) -> str:
     traits = {
         "convolutions": any(each.convolution for each in encoder_config.attention),
         "gated": encoder_config.gated,
+        "experts": encoder_config.experts is not None,
         "norms first": encoder_config.pre_norm,
         "narrow embeddings": encoder_config.embedding_size is not None,
         "shared weights": bool(encoder_config.shared_layers),

@@ -7,12 +7,13 @@ Attention also sees sequences. They come sorted by length, so sequences of equal
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
 
 from embert.engine.encoders.cpu.adapters import additions, chosen_adapters, only_chosen
+from embert.engine.encoders.cpu.experts import RoutedFeedForward
 from embert.engine.encoders.cpu.kernels import Activation, Norm
 from embert.engine.encoders.cpu.operators import HeadParts, Operators, Weight
 from embert.engine.encoders.cpu.positions import Positions, positions_of_layers
@@ -83,9 +84,14 @@ class Layer:
             bias, unseen = (checkpoint.float32(f"{prefix}{name}.bias") for name in (CONVOLUTION_TAPS, CONVOLUTION_IN))
             self._attention = operators.convolution(taps, bias, unseen, convolution.after)
         self._projection = linear(("attention.output.dense" if convolution is None else CONVOLUTION_OUT,))
-        self._gate = linear(("intermediate.gate",), config.activation) if config.gated else None
-        self._inner = linear(("intermediate.dense",), "none" if config.gated else config.activation)
-        self._outer = linear(("output.dense",))
+        experts = config.experts_of(layer)
+        self._feed_forward: FeedForward | RoutedFeedForward
+        if experts is not None:
+            self._feed_forward = RoutedFeedForward(config, experts, checkpoint, prefix, operators)
+        else:
+            gate = linear(("intermediate.gate",), config.activation) if config.gated else None
+            inner = linear(("intermediate.dense",), "none" if config.gated else config.activation)
+            self._feed_forward = FeedForward(gate, inner, linear(("output.dense",)))
         first = norm("attention.output.LayerNorm") if config.has_attention_norm(layer) else None
         second = norm("output.LayerNorm")
         self._attention_norm = None if first is None else operators.norm(first)
@@ -93,8 +99,10 @@ class Layer:
         self._sublayer_norms: list[Callable[[Any], Any]] | None = None
         if config.sublayer_norms:
             self._sublayer_norms = [operators.norm(norm(name)) for name in (ATTENTION_SUBLAYER_NORM, SUBLAYER_NORM)]
-        linears = self._qkv, self._projection, self._inner, self._outer
-        self._whole = None if first is None else operators.whole_layer(config, linears, (first, second))
+        self._whole = None
+        if first is not None and isinstance(self._feed_forward, FeedForward):
+            linears = self._qkv, self._projection, self._feed_forward.inner, self._feed_forward.outer
+            self._whole = operators.whole_layer(config, linears, (first, second))
 
     def __call__(
         self,
@@ -120,17 +128,26 @@ class Layer:
             chosen = None if chosen is None else chosen[rows]
         if self._sublayer_norms is not None:
             x = x + self._sublayer_norms[0](self._projection(context, chosen))
-            return x + self._sublayer_norms[1](self._outer(self._feed_forward(self._norm(x), chosen), chosen))
+            return x + self._sublayer_norms[1](self._feed_forward(self._norm(x), chosen, None))
         x = self._projection(context, chosen, x)
         if self._pre_norm:
-            return self._outer(self._feed_forward(self._norm(x), chosen), chosen, x)
+            return self._feed_forward(self._norm(x), chosen, x)
         if self._attention_norm is not None:
             x = self._attention_norm(x)
-        return self._norm(self._outer(self._feed_forward(x, chosen), chosen, x))
+        return self._norm(self._feed_forward(x, chosen, x))
 
-    def _feed_forward(self, x: Any, chosen: Floats | None) -> Any:
-        """[T, hidden] → [T, intermediate]."""
-        return self._inner(x, chosen, None, None if self._gate is None else self._gate(x, chosen))
+
+class FeedForward(NamedTuple):
+    """outer(inner(x)), or with a gate outer(gate(x) · inner(x))."""
+
+    gate: Any
+    inner: Any
+    outer: Any
+
+    def __call__(self, x: Any, chosen: Floats | None, residual: Any) -> Any:
+        """[T, hidden] → [T, hidden], with `residual` added; None adds nothing."""
+        gate = None if self.gate is None else self.gate(x, chosen)
+        return self.outer(self.inner(x, chosen, None, gate), chosen, residual)
 
 
 class _LongQueries:

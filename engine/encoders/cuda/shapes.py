@@ -88,6 +88,7 @@ def check_layers(model: Model) -> None:
             "projects embeddings of positions or token types before their norm",
         ),
         (any(kind.convolution is not None for kind in config.attention), "has convolutions in the place of attention"),
+        (config.experts is not None, "has experts, of which a router chooses some for each token"),
         (_stretches(config), "stretches rotary positions by each text's length"),
         (_sees_only_itself(config), "has windows of one token"),
         (
@@ -140,6 +141,7 @@ _CONVERTED = (
     "alibi",
     "attention",
     "disentangled",
+    "experts",
     "first_position",
     "long_queries",
     "model_type",

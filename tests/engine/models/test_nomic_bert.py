@@ -15,9 +15,13 @@ import torch.nn.functional as F  # noqa: N812  # as everywhere in torch
 from safetensors.torch import save_file
 
 from embert import engine
+from embert.engine.encoders.cpu.experts import routing_weights
+from embert.engine.encoders.cuda.shapes import refusal
+from embert.engine.encoders.self_test import hidden_state
 from embert.engine.models import read_config
 from embert.engine.models.encoder_config import Attention, DynamicNtk, Rotary
 from embert.engine.tasks import Task
+from embert.engine.weights.checkpoint import Checkpoint
 from tests.engine.conftest import Ids, random_sequences, small_tokenizer
 from tests.oracles.exact import Doubles, cosines, hidden_states, near
 from tests.oracles.model_cases import build, write_modules
@@ -36,6 +40,13 @@ CONFIG: dict[str, Any] = {
     "rotary_emb_scale_base": None, "rotary_scaling_factor": None, "type_vocab_size": 2, "use_flash_attn": True,
     "use_rms_norm": False, "use_xentropy": True, "vocab_size": VOCABULARY,
 }  # fmt: skip
+# As nomic-embed-text-v2-moe's, smaller.
+EXPERTS: dict[str, Any] = {
+    "activation_function": "gelu", **dict.fromkeys(("qkv_proj_bias", "mlp_fc1_bias", "mlp_fc2_bias"), True),
+    "expert_choice_router": False, "ffn_div": 1, "moe_every_n_layers": 2, "moe_impl": "megablocks",
+    "moe_normalize_expert_weights": False, "moe_top_k": 2, "num_experts": 5, "num_shared_experts": 0,
+    "rotary_emb_base": 10_000, "type_vocab_size": 1,
+}  # fmt: skip
 
 
 class Older:
@@ -48,7 +59,7 @@ class Older:
         self.gated = is_["activation_function"] != "gelu"
         self.tensors = {"embeddings.word_embeddings.weight": self._drawn(VOCABULARY, COLUMNS)}
         if is_["type_vocab_size"]:
-            self.tensors["embeddings.token_type_embeddings.weight"] = self._drawn(2, COLUMNS)
+            self.tensors["embeddings.token_type_embeddings.weight"] = self._drawn(is_["type_vocab_size"], COLUMNS)
         if not is_["rotary_emb_fraction"]:
             self.tensors["embeddings.position_embeddings.weight"] = self._drawn(is_["n_positions"], COLUMNS)
         self._norm("emb_ln")
@@ -56,9 +67,15 @@ class Older:
             at = f"encoder.layers.{layer}."
             self._linear(f"{at}attn.Wqkv", 3 * COLUMNS, COLUMNS, bias=is_["qkv_proj_bias"])
             self._linear(f"{at}attn.out_proj", COLUMNS, COLUMNS, bias=is_["qkv_proj_bias"])
-            for name in ("fc11", "fc12") if self.gated else ("fc1",):
-                self._linear(f"{at}mlp.{name}", inner, COLUMNS, bias=is_["mlp_fc1_bias"])
-            self._linear(f"{at}mlp.fc2", COLUMNS, inner, bias=is_["mlp_fc2_bias"])
+            if self._is_routed(layer):
+                self._linear(f"{at}mlp.router.layer", is_["num_experts"], COLUMNS, bias=False)
+                for name in ("w1", "w2"):
+                    self.tensors[f"{at}mlp.experts.mlp.{name}"] = self._drawn(is_["num_experts"] * inner, COLUMNS)
+                self.tensors[f"{at}mlp.experts.bias"] = self._drawn(COLUMNS)
+            else:
+                for name in ("fc11", "fc12") if self.gated else ("fc1",):
+                    self._linear(f"{at}mlp.{name}", inner, COLUMNS, bias=is_["mlp_fc1_bias"])
+                self._linear(f"{at}mlp.fc2", COLUMNS, inner, bias=is_["mlp_fc2_bias"])
             self._norm(f"{at}norm1")
             self._norm(f"{at}norm2")
         (folder / "config.json").write_text(json.dumps(self.config))
@@ -79,6 +96,21 @@ class Older:
 
     def _norm(self, name: str) -> None:
         self.tensors |= {f"{name}.weight": 1 + self._drawn(COLUMNS), f"{name}.bias": self._drawn(COLUMNS)}
+
+    def _is_routed(self, layer: int) -> bool:
+        every: int = self.config.get("moe_every_n_layers", 0)
+        return every > 0 and layer % every == 1
+
+    def routed(self, x: torch.Tensor, at: str) -> torch.Tensor:
+        """The outputs of each token's experts, one token at a time."""
+        stored = {name: tensor.double() for name, tensor in self.tensors.items()}
+        first, second = (stored[f"{at}experts.mlp.{name}"].chunk(self.config["num_experts"]) for name in ("w1", "w2"))
+        shares, numbers = F.linear(x, stored[f"{at}router.layer.weight"]).softmax(-1).topk(self.config["moe_top_k"])
+        y = stored[f"{at}experts.bias"].repeat(len(x), 1)
+        for token, row in enumerate(x):
+            for share, number in zip(shares[token], numbers[token].tolist(), strict=True):
+                y[token] += share * (F.gelu(row @ first[number].T) @ second[number])
+        return y
 
     def turned(self, x: torch.Tensor) -> torch.Tensor:
         """[heads, L, columns of a head] by their positions."""
@@ -121,6 +153,9 @@ class Older:
             weights = (q @ k.transpose(1, 2) / math.sqrt(q.shape[2])).softmax(-1)
             context = (weights @ v).transpose(0, 1).reshape(length, COLUMNS)
             x = norm(linear(context, f"{at}attn.out_proj") + x, f"{at}norm1")
+            if self._is_routed(layer):
+                x = norm(self.routed(x, f"{at}mlp.") + x, f"{at}norm2")
+                continue
             if self.gated:
                 act = F.silu if is_["activation_function"] == "swiglu" else F.gelu
                 inner = linear(x, f"{at}mlp.fc11") * act(linear(x, f"{at}mlp.fc12"))
@@ -145,6 +180,8 @@ BIASES = dict.fromkeys(("qkv_proj_bias", "mlp_fc1_bias", "mlp_fc2_bias"), True)
         {"activation_function": "gelu", **BIASES, "n_inner": None, "inner": 4 * COLUMNS},
         {"n_inner": 300, "inner": 512},
         {"n_inner": None, "inner": 256, "vocab_size": 70},
+        EXPERTS,
+        {**EXPERTS, "num_experts": 1, "moe_top_k": 1},
     ],
     ids=str,
 )
@@ -154,10 +191,31 @@ def test_own_code(tmp_path: Path, config: dict[str, Any]) -> None:
     sequences = random_sequences(LENGTHS, VOCABULARY)
     assert near(tmp_path, sequences, list(map(reference.hidden, sequences))) >= 0.999999
     if reference.config["type_vocab_size"]:
-        types = random_sequences([33], 2, seed=1)
+        types = random_sequences([33], reference.config["type_vocab_size"], seed=1)
         encoder = engine.load_encoder(engine.load_model(str(tmp_path)), device="cpu")
         ours = encoder.encode(engine.pack(sequences[3:4], token_types=types), Task.TOKENS)
         assert cosines(ours, reference.hidden(sequences[3], types[0])).min() >= 0.999999
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int8"])
+def test_experts_give_the_same_bits_in_any_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: str) -> None:
+    monkeypatch.setattr(f"{__name__}.COLUMNS", 128)  # int8 needs as many
+    Older(tmp_path, **EXPERTS, n_embd=128, n_head=4)
+    write_modules(tmp_path)
+    sequences = random_sequences([1, 2, 17, 33, 64, 65, 128, 5] * 3, VOCABULARY)
+    model = engine.load_model(str(tmp_path))
+    encoder = engine.load_encoder(model, device="cpu", dtype=dtype)
+    together = encoder.encode(engine.pack(sequences), Task.TOKENS)
+    alone = [encoder.encode(engine.pack([ids]), Task.TOKENS) for ids in sequences]
+    np.testing.assert_array_equal(together, np.concatenate(alone))
+    checkpoint, ids = Checkpoint.open(model), sequences[4]
+    np.testing.assert_allclose(alone[4], hidden_state(ids, model.config, checkpoint, int8=dtype == "int8"), atol=1e-4)
+    assert "has experts, of which a router chooses some for each token" in (refusal(model) or "")
+
+
+def test_routing_weights() -> None:
+    weights = routing_weights(np.log(np.array([[1, 4, 3, 2], [1, 1, 1, 1]], np.float32)), 2)
+    np.testing.assert_allclose(weights, [[0, 0.4, 0.3, 0], [0.25, 0.25, 0, 0]], rtol=1e-6)
 
 
 def test_both_spellings_give_one_config(tmp_path: Path) -> None:

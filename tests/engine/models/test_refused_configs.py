@@ -13,11 +13,12 @@ from embert.engine.errors import ModelError
 from embert.engine.models import read_config
 from tests.engine.models.test_gte import CONFIG as GTE
 from tests.engine.models.test_nomic_bert import CONFIG as NOMIC
+from tests.engine.models.test_nomic_bert import EXPERTS
 from tests.oracles.jina_bert_v2 import CONFIG as JINA_BERT
 from tests.oracles.model_cases import MODEL_CASES, hugging_face
 
 # Configs in the spelling of the models' own code, which transformers does not write.
-OWN = {"new": GTE, "nomic_bert, own": NOMIC, "jina_bert_v2": JINA_BERT}
+OWN = {"new": GTE, "nomic_bert, own": NOMIC, "nomic_bert, experts": {**NOMIC, **EXPERTS}, "jina_bert_v2": JINA_BERT}
 ROPE = "rope_parameters"
 
 # A model → the fields that are changed, the last of which the error names; or, where it names more, with what.
@@ -168,8 +169,8 @@ REFUSED: dict[str, list[dict[str, Any] | tuple[dict[str, Any], str]]] = {
         {"norm_mlp": True},
         {"rotary_emb_interleaved": True},
         {"rotary_emb_scale_base": 512},
-        {"moe_every_n_layers": 2},
         {"num_experts": 8},
+        ({"moe_every_n_layers": 2}, "activation_function 'swiglu' is not supported"),
         {"num_heads_kv": 1},
         {"activation_function": "glu"},
         {"qkv_proj_bias": None},
@@ -189,6 +190,18 @@ REFUSED: dict[str, list[dict[str, Any] | tuple[dict[str, Any], str]]] = {
         ({"rotary_emb_fraction": 0.125, "rotary_scaling_factor": 2}, "more than 2 columns rotate, found 2"),
         {"rotary_scaling_factor": "2"},
         {"rotary_scaling_factor": 2, "max_trained_positions": 0},
+    ],
+    "nomic_bert, experts": [
+        {"moe_every_n_layers": 1},
+        {"moe_every_n_layers": "2"},
+        ({"num_experts": 257}, "num_experts must be at most 256, found 257"),
+        ({"num_experts": 256, "n_inner": 2**23}, "num_experts 256 times n_inner 8388608 must be at most 2147483647"),
+        ({"moe_top_k": 6}, "moe_top_k must be at most 5, found 6"),
+        {"moe_top_k": 0},
+        {"num_experts": None},
+        {"num_shared_experts": 1},
+        {"expert_choice_router": True},
+        {"moe_normalize_expert_weights": True},
     ],
     "new": [
         {"layer_norm_type": "rms_norm"},
