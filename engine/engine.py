@@ -16,7 +16,7 @@ from embert.engine.encoders.base import Encoder, check_finite
 from embert.engine.entities import DEFAULT_IGNORED, STRATEGIES, Aggregation, Entity, EntityOptions, entities_of
 from embert.engine.errors import InputError
 from embert.engine.heads.description import Classifier, MultiVector
-from embert.engine.heads.late_interaction import max_sim, multi_vector_mask
+from embert.engine.heads.late_interaction import max_sim, multi_vector_mask, pooled
 from embert.engine.heads.scores import LabelScore, Ranked, best_labels, ranked, scores
 from embert.engine.heads.zero_shot import TEMPLATE, check_labels, hypotheses, zero_shot_labels
 from embert.engine.loader import load_encoder
@@ -200,7 +200,8 @@ class Engine:
         mask = multi_vector_mask(encoded.ids, starts, head, is_query=is_query)
         for numbers, rows in self._rows(encoded, Task.MULTI, batch_tokens, progress):
             for number, start, stop in zip(numbers.tolist(), rows.offsets, rows.offsets[1:], strict=False):
-                yield number, rows.values[start:stop][mask[starts[number] : starts[number + 1]]]
+                vectors = rows.values[start:stop][mask[starts[number] : starts[number + 1]]]
+                yield number, pooled(vectors, head.role(is_query))
 
     def score(self, pairs: Sequence[Pair], **options: Unpack[ScoreOptions]) -> Vectors:
         """Score pairs of texts with a model of one label, such as a reranker, or of late interaction: float32 [n].

@@ -131,7 +131,13 @@ SPLADE_POOLING: Table = {
 MULTI_VECTOR_MASK: Table = {
     "skiplist_words": honored("words without a vector"),
     "skiplist_tasks": honored("query, document"),
-    "keep_only_token_ids": honored("other values than null are refused"),
+    "keep_only_token_ids": honored("tokens of documents that alone have a vector"),
+}
+TOKEN_POOLING: Table = {
+    "pool_factor": honored("vectors before for each one after; more than 1 needs scipy"),
+    "num_protected_tokens": honored("first vectors that are left as they are"),
+    "normalize_embeddings": honored("vectors have length 1 afterwards"),
+    "tasks": honored("query, document"),
 }
 LOGIT_SCORE: Table = {
     "true_token_id": honored("the token whose logit is the score"),
@@ -147,11 +153,12 @@ MODULE_CONFIGS: dict[str, Table] = {
     "Dropout": DROPOUT,
     "SpladePooling": SPLADE_POOLING,
     "MultiVectorMask": MULTI_VECTOR_MASK,
+    "HierarchicalTokenPooling": TOKEN_POOLING,
     "LogitScore": LOGIT_SCORE,
 }
 # Modules of sentence-transformers that modules.json may name and that are refused by that name.
 REFUSED_MODULES = (
-    "BoW", "CLIPModel", "CNN", "HierarchicalTokenPooling", "LSTM", "LambdaTokenPooling",
+    "BoW", "CLIPModel", "CNN", "LSTM", "LambdaTokenPooling",
     "Router", "SparseAutoEncoder", "SparseStaticEmbedding", "TokenPooling", "WeightedLayerPooling",
     "WordEmbeddings", "WordWeights",
 )  # fmt: skip

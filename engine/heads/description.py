@@ -95,6 +95,15 @@ class Expansion:
 
 
 @dataclass(frozen=True, slots=True)
+class TokenPooling:
+    """Similar vectors of a text are replaced by their mean: sentence-transformers' HierarchicalTokenPooling."""
+
+    factor: float  # vectors before for each one after; at least 1, which leaves them as they are
+    protected: int  # first vectors that are left as they are
+    normalize: bool  # vectors have length 1 afterwards
+
+
+@dataclass(frozen=True, slots=True)
 class Role:
     """Settings of queries, or of documents."""
 
@@ -102,6 +111,8 @@ class Role:
     length: int | None = None  # tokens at most, special tokens included; None: the model's max_input_length
     expansion: Expansion | None = None
     skipped: tuple[int, ...] = ()  # ids whose tokens have no vector, such as punctuation
+    only: tuple[int, ...] = ()  # ids whose tokens alone have one; empty: all others
+    pooling: TokenPooling | None = None
 
 
 @dataclass(frozen=True, slots=True)

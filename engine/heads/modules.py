@@ -12,8 +12,9 @@ from typing import Any, NamedTuple
 from embert.engine.errors import BrokenModel, UnsupportedModel
 from embert.engine.files.json_files import check_keys, inside, read_json, read_object, read_optional
 from embert.engine.files.key_tables import MODULE_CONFIGS, MODULES
-from embert.engine.heads.checkpoints.late_interaction import Mask, read_mask
+from embert.engine.heads.checkpoints.late_interaction import Mask, read_mask, read_token_pooling
 from embert.engine.heads.checkpoints.transformer_module import TransformerModule, read_transformer_module
+from embert.engine.heads.description import TokenPooling
 from embert.engine.heads.pooling import (
     Dense,
     Module,
@@ -39,11 +40,13 @@ FOLLOWS = {
     "token Dense": ("Transformer", "token Dense"),
     "MultiVectorMask": ("token Dense", "token Normalize"),
     "token Normalize": ("token Dense", "MultiVectorMask"),
+    "HierarchicalTokenPooling": ("token Normalize", "MultiVectorMask"),
 }
 SUPPORTED = (
     "Transformer, Pooling, then Dense, LayerNorm, Normalize and Dropout in any order; StaticEmbedding, then the same; "
     "Transformer, SpladePooling; "
-    "Transformer, Dense on tokens, then MultiVectorMask and Normalize; Transformer, LogitScore"
+    "Transformer, Dense on tokens, then MultiVectorMask, Normalize and HierarchicalTokenPooling; "
+    "Transformer, LogitScore"
 )
 JINA_TRANSFORMER = "custom_st.Transformer"  # jina-embeddings' own class: a Transformer with adapters
 # Of config.json of v3, and of v5, whose class also takes the last token's row and normalizes it.
@@ -76,6 +79,7 @@ class Modules:
     splade: bool | None = None  # a SpladePooling module; true: it takes the logarithm twice
     token_dense: tuple[Dense, ...] = ()  # on every token: late interaction
     mask: Mask | None = None  # of late interaction; None: the model is PyLate's
+    token_pooling: tuple[TokenPooling | None, TokenPooling | None] = (None, None)  # of queries, and of documents
     logit_score: LogitScore | None = None
     notices: tuple[str, ...] = ()
 
@@ -107,6 +111,7 @@ def read_modules(folder: Path, *, pooling: str | None = None) -> Modules | None:
     own = PoolingModule("", include_prompt=True)
     after_pooling: list[Module] = []
     token_dense: list[Dense] = []
+    token_pooling: tuple[TokenPooling | None, TokenPooling | None] = (None, None)
     for module in listed:
         previous = kinds[-1] if kinds else ""
         kind = _kind(folder, module, previous)
@@ -139,6 +144,8 @@ def read_modules(folder: Path, *, pooling: str | None = None) -> Modules | None:
             logit_score = _logit_score(folder / module["path"] / "config.json")
         elif kind == "MultiVectorMask":
             mask = read_mask(folder / module["path"] / "config.json")
+        elif kind == "HierarchicalTokenPooling":
+            token_pooling = read_token_pooling(folder / module["path"] / "config.json")
     if token_dense and not _is_pylate(folder, listed):
         for kind in ("MultiVectorMask", "token Normalize"):
             if kind not in kinds:
@@ -166,6 +173,7 @@ def read_modules(folder: Path, *, pooling: str | None = None) -> Modules | None:
         splade=splade,
         token_dense=tuple(token_dense),
         mask=mask,
+        token_pooling=token_pooling,
         logit_score=logit_score,
         notices=(*_check_keys(folder, listed), *transformer_module.notices),
     )

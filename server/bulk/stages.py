@@ -18,7 +18,7 @@ from embert.engine.batch import PackedBatch, TaskOutput, cumulative
 from embert.engine.encode_batches import by_length, gathered, packed, spans
 from embert.engine.engine import batch_budget, encode_texts, require_task
 from embert.engine.errors import InputError
-from embert.engine.heads.late_interaction import multi_vector_mask
+from embert.engine.heads.late_interaction import multi_vector_mask, pooled_texts
 from embert.engine.options import output_width
 from embert.engine.tasks import Task
 from embert.engine.tokenization.encoded import Encoded
@@ -212,7 +212,9 @@ class EngineStage:
         else:
             head = self._model.heads.multi_vector
             if self._job.task == Task.MULTI and head is not None:
-                rows = rows.where(multi_vector_mask(batch.ids, batch.cu_seqlens, head, is_query=self._job.is_query))
+                is_query = self._job.is_query
+                rows = rows.where(multi_vector_mask(batch.ids, batch.cu_seqlens, head, is_query=is_query))
+                rows = pooled_texts(rows, head.role(is_query))
             in_flight.rows.append(rows)
         self._progress(batch.sequences)
         in_flight.batches -= 1

@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from embert.engine import TaskOutput
 from embert.engine.heads.description import MultiVector
-from embert.engine.heads.late_interaction import max_sim, multi_vector_mask
+from embert.engine.heads.late_interaction import max_sim, multi_vector_mask, pooled
 from embert.server.engine_worker.lanes import Slice
 from embert.server.ipc.channel import EncodeRequest
 
@@ -47,7 +47,8 @@ class LateScores:
         values = list[Floats]()
         for text, (first, last) in enumerate(itertools.pairwise(bounds.tolist()), start):
             is_query = bool(self._is_query[text])
-            values.append(rows.values[first:last][masks[is_query][first:last]])
+            vectors = rows.values[first:last][masks[is_query][first:last]]
+            values.append(pooled(vectors, self._head.role(is_query)))
             if is_query:
                 self._queries[text] = values[-1]
         self._waiting.append((piece, values))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import re
 import time
@@ -17,7 +18,7 @@ from starlette.types import Receive, Scope
 from embert.engine import Encoded, Task, TaskOutput
 from embert.engine.batch import cumulative
 from embert.engine.encode_batches import gathered
-from embert.engine.heads.late_interaction import multi_vector_mask
+from embert.engine.heads.late_interaction import multi_vector_mask, pooled_texts
 from embert.engine.options import instruction_prompt
 from embert.engine.tokenization.encoded import EncodedSpans, TokenizeOptions
 from embert.server.config import option_name
@@ -477,8 +478,12 @@ class RequestContext:
         head = handle.model.heads.multi_vector
         if Task.MULTI in tasks and head is not None:
             row_mask = multi_vector_mask(encoded.ids, cumulative(encoded.lengths), head, is_query=self._is_query)
-            result.rows[Task.MULTI] = result.rows[Task.MULTI].where(row_mask)
-            result.token_ids = encoded.ids[row_mask]
+            rows, role = result.rows[Task.MULTI].where(row_mask), head.role(self._is_query)
+            if role.pooling is None:
+                result.token_ids = encoded.ids[row_mask]
+            else:  # milliseconds for a long text
+                rows = await asyncio.to_thread(pooled_texts, rows, role)
+            result.rows[Task.MULTI] = rows
         return result
 
     def _check_rows(self, encoded: Encoded, tasks: Task) -> None:

@@ -11,6 +11,7 @@ import dataclasses
 import string
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from embert.engine.files.json_files import positive_int, read_object, read_optio
 from embert.engine.files.tokenizer_config import SpecialToken
 from embert.engine.heads.checkpoints.stored import Vocabulary, stored_tensors
 from embert.engine.heads.checkpoints.transformer_module import TransformerModule
-from embert.engine.heads.description import Expansion, Layer, MultiVector, Role
+from embert.engine.heads.description import Expansion, Layer, MultiVector, Role, TokenPooling
 from embert.engine.heads.pooling import Dense
 
 PUNCTUATION = tuple(string.punctuation)
@@ -39,18 +40,46 @@ class Mask:
     words: tuple[str, ...] = PUNCTUATION
     queries: bool = False
     documents: bool = True
+    only: tuple[int, ...] = ()  # of documents: ids whose tokens alone have a vector; empty: all others
 
 
 def read_mask(path: Path) -> Mask:
     """Reads the `config.json` of a MultiVectorMask module. Raises BrokenModel or UnsupportedModel."""
     fields = read_object(path)
-    if fields.get("keep_only_token_ids"):
-        raise UnsupportedModel(f"{path}: keep_only_token_ids is not supported; supported: null")
-    tasks = fields.get("skiplist_tasks")
+    only = fields.get("keep_only_token_ids") or []
+    if not isinstance(only, list) or not all(type(token_id) is int and token_id >= 0 for token_id in only):
+        raise BrokenModel(f"{path}: keep_only_token_ids must be a list of token ids, found {only!r}")
+    tasks = _tasks(path, fields, "skiplist_tasks")
+    return Mask(_words(path, fields, ()), "query" in tasks, "document" in tasks, tuple(only))
+
+
+def read_token_pooling(path: Path) -> tuple[TokenPooling | None, TokenPooling | None]:
+    """Reads the `config.json` of a HierarchicalTokenPooling module: that of queries, and of documents.
+
+    Raises BrokenModel, and UnsupportedModel where scipy is missing.
+    """
+    fields = read_object(path)
+    factor, protected = fields.get("pool_factor", 1.0), fields.get("num_protected_tokens", 1)
+    if type(factor) not in (int, float) or not 1 <= factor < float("inf"):
+        raise BrokenModel(f"{path}: pool_factor must be a number of at least 1, found {factor!r}")
+    if type(protected) is not int or protected < 0:
+        raise BrokenModel(f"{path}: num_protected_tokens must be an int of at least 0, found {protected!r}")
+    # The library's default is true, but false for files that do not say.
+    pooling = TokenPooling(float(factor), protected, bool(fields.get("normalize_embeddings", False)))
+    if factor > 1 and find_spec("scipy") is None:
+        raise UnsupportedModel(f"{path}: pool_factor {factor} needs scipy: pip install 'embert[token-pooling]'")
+    tasks = _tasks(path, fields, "tasks")
+    query, document = (pooling if role in tasks else None for role in ("query", "document"))
+    return query, document
+
+
+def _tasks(path: Path, fields: Mapping[str, Any], name: str) -> list[str]:
+    """The roles that a module is for; by default documents. Raises UnsupportedModel."""
+    tasks = fields.get(name)
     tasks = ["document"] if tasks is None else [tasks] if isinstance(tasks, str) else tasks
-    if not isinstance(tasks, list) or not set(tasks) <= {"query", "document"}:
-        raise UnsupportedModel(f"{path}: skiplist_tasks {tasks!r} is not supported; supported: 'query', 'document'")
-    return Mask(_words(path, fields, ()), "query" in tasks, "document" in tasks)
+    if not isinstance(tasks, list) or not all(task in ("query", "document") for task in tasks):
+        raise UnsupportedModel(f"{path}: {name} {tasks!r} is not supported; supported: 'query', 'document'")
+    return tasks
 
 
 def read_late_interaction(
@@ -61,6 +90,7 @@ def read_late_interaction(
     module: TransformerModule,
     prompts: Mapping[str, str],
     special: Mapping[str, SpecialToken],
+    poolings: tuple[TokenPooling | None, TokenPooling | None] = (None, None),
 ) -> MultiVector:
     """The head of a model with Dense modules on its tokens. Without a `mask` it is PyLate's.
 
@@ -78,7 +108,12 @@ def read_late_interaction(
     )
     roles = _roles(module.path or path, settings, prompts, vocabulary, special, length=module.call_length)
     head = _with_mask(layers, *roles, mask, vocabulary)
-    return dataclasses.replace(head, mean_of_query=fields.get("similarity_fn_name") == "meanmaxsim")
+    query, document = (
+        dataclasses.replace(role, pooling=pooling)
+        for role, pooling in zip((head.query, head.document), poolings, strict=True)
+    )
+    mean_of_query = fields.get("similarity_fn_name") == "meanmaxsim"
+    return dataclasses.replace(head, query=query, document=document, mean_of_query=mean_of_query)
 
 
 def marked_prompts(
@@ -211,10 +246,9 @@ def _with_mask(
 ) -> MultiVector:
     skipped = vocabulary.ids(mask.words)
 
-    def masked(role: Role, skips: bool) -> Role:
-        return Role(role.prompt, role.length, role.expansion, skipped if skips else ())
-
-    return MultiVector(layers, query=masked(query, mask.queries), document=masked(document, mask.documents))
+    query = dataclasses.replace(query, skipped=skipped if mask.queries else ())
+    document = dataclasses.replace(document, skipped=skipped if mask.documents else (), only=mask.only)
+    return MultiVector(layers, query=query, document=document)
 
 
 def _words(path: Path, fields: Mapping[str, Any], usual: tuple[str, ...]) -> tuple[str, ...]:

@@ -140,7 +140,14 @@ def read_vector_heads(
     if modules.token_dense:
         width_after(folder, modules.token_dense, hidden_size)
         multi_vector = read_late_interaction(
-            folder, transformer, modules.token_dense, modules.mask, modules.transformer_module, prompts, special
+            folder,
+            transformer,
+            modules.token_dense,
+            modules.mask,
+            modules.transformer_module,
+            prompts,
+            special,
+            modules.token_pooling,
         )
     elif modules.pooling is None and is_stanford(weights / "config.json"):
         multi_vector = read_stanford(weights, hidden_size, prompts, special)

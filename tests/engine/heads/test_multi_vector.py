@@ -32,19 +32,24 @@ from tests.engine.heads.late_interaction import (
 )
 from tests.server.models import edit_json
 
+POOLING = "4_HierarchicalTokenPooling/config.json"
 QUERIES = ["who is it?", "a", "", "what, then. " * 9]
 DOCUMENTS = ["it is a cat!", "", "...", "don't", "no dog, no cat. " * 12, "[MASK]", "a [MASK]"]
 
 
 def native(folder: Path, expansion: dict[str, Any] | None, **mask: Any) -> Path:
-    """sentence-transformers' own files, written by hand."""
+    """sentence-transformers' own files, written by hand; `pool` are those of HierarchicalTokenPooling."""
+    pool = mask.pop("pool", None)
     encoder(folder, case=mask.pop("case", "bert"))
     kinds = {
         "base.modules.transformer.Transformer": "",
         "base.modules.dense.Dense": "1_Dense",
         "multi_vector_encoder.modules.multi_vector_mask.MultiVectorMask": "2_MultiVectorMask",
         "base.modules.normalize.Normalize": "3_Normalize",
+        "multi_vector_encoder.modules.token_pooling.HierarchicalTokenPooling": "4_HierarchicalTokenPooling",
     }
+    if pool is None:
+        kinds.popitem()
     modules = [
         {"idx": i, "name": str(i), "type": f"sentence_transformers.{kind}", "path": path}
         for i, (kind, path) in enumerate(kinds.items())
@@ -61,6 +66,7 @@ def native(folder: Path, expansion: dict[str, Any] | None, **mask: Any) -> Path:
         "1_Dense/config.json": {**dense, **tokens, "activation_function": "torch.nn.modules.activation.Tanh"},
         "2_MultiVectorMask/config.json": {"skiplist_words": [","], **mask},
         "3_Normalize/config.json": tokens,
+        POOLING: pool or {},
     }
     for name, fields in files.items():
         (folder / name).parent.mkdir(exist_ok=True)
@@ -103,6 +109,19 @@ FOLDERS: dict[str, Callable[[Path], Path]] = {
     "attended": lambda folder: native(folder, fixed(True)),
     "at least": lambda folder: native(folder, {**fixed(False), "strategy": "min", "length": 12}),
     "not expanded": lambda folder: native(folder, None, skiplist_tasks=["query", "document"]),
+    "some tokens only": lambda folder: native(folder, fixed(False), keep_only_token_ids=[2, *range(10, 20), 63]),
+    "pooled": lambda folder: native(folder, fixed(False), pool={"pool_factor": 2}),
+    "pooled to unit length": lambda folder: native(
+        folder,
+        fixed(True),
+        pool={
+            "pool_factor": 1.5,
+            "num_protected_tokens": 0,
+            "normalize_embeddings": True,
+            "tasks": ["query", "document"],
+        },
+    ),
+    "not pooled": lambda folder: native(folder, None, pool={"pool_factor": 1.0, "normalize_embeddings": True}),
     "mpnet": lambda folder: native(folder, fixed(False), case="mpnet"),
     "modernbert": lambda folder: native(folder, fixed(False), case="modernbert"),
     "modernbert, attended": lambda folder: native(folder, fixed(True), case="modernbert"),
@@ -146,7 +165,8 @@ def test_sentence_transformers(tmp_path: Path, files: str) -> None:
     for is_query, expected in wanted.items():
         for ours, one in zip(found[is_query], expected, strict=True):
             assert ours.shape == one.shape
-            assert (ours.astype(np.float64) * one).sum(1).min(initial=1) >= 0.99999
+            assert (unit(ours.astype(np.float64)) * unit(one)).sum(1).min(initial=1) >= 0.99999
+            np.testing.assert_allclose(ours, one, rtol=0, atol=1e-3)
     scores = theirs.similarity(wanted[True], wanted[False]).numpy()
     np.testing.assert_allclose(sims, scores, rtol=1e-4)
     assert [rank.index for rank in ranks] == np.argsort(-sims[0], kind="stable")[:3].tolist()
@@ -211,7 +231,10 @@ TRANSFORMER, DENSE, MASK = "sentence_bert_config.json", "1_Dense/config.json", "
     [
         (DENSE, {"use_residual": True}, "use_residual True"),
         (DENSE, {"in_features": 63}, "1_Dense takes 63 columns, but its input has 64"),
-        (MASK, {"keep_only_token_ids": [7]}, "keep_only_token_ids is not supported"),
+        (MASK, {"keep_only_token_ids": [7, -1]}, "keep_only_token_ids must be a list of token ids, found [7, -1]"),
+        (POOLING, {"pool_factor": 0.5}, "pool_factor must be a number of at least 1, found 0.5"),
+        (POOLING, {"num_protected_tokens": -1}, "num_protected_tokens must be an int of at least 0, found -1"),
+        (POOLING, {"tasks": ["image"]}, "tasks ['image'] is not supported"),
         (MASK, {"skiplist_tasks": ["image"]}, "skiplist_tasks ['image']"),
         (TRANSFORMER, {"document_length": 0}, "document_length must be a positive int, found 0"),
         (TRANSFORMER, {"query_expansion": {"strategy": "other"}}, "query_expansion"),
@@ -221,7 +244,7 @@ TRANSFORMER, DENSE, MASK = "sentence_bert_config.json", "1_Dense/config.json", "
     ],
 )
 def test_fields_that_are_refused(tmp_path: Path, name: str, fields: dict[str, Any], message: str) -> None:
-    folder = native(tmp_path / "model", None)
+    folder = native(tmp_path / "model", None, pool={})
     edit_json(folder / name, **fields)
     with pytest.raises(ModelError) as caught:
         engine.load_model(str(folder))
