@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -49,32 +50,22 @@ def run_attention(
     hopper: bool,
     queries: int = 0,
     relative: npt.NDArray[np.float32] | None = None,
-    window: int = 0,
+    *,
+    kv_heads: int = 0,
+    **more: Any,
 ) -> npt.NDArray[np.generic]:
+    """The context of rows qkv. `more`: window, scale, causal, longest."""
     if hopper and importlib.import_module("embert.engine._cuda").device_info(0)[1] != 90:
         pytest.skip("needs compute capability 9.0")
     long, short = ref.tiles(lengths)
-    hidden = qkv.shape[1] // 3
-    context = device.new(qkv.nbytes // 3)
-    table, reach = (None, 0) if relative is None else ref.relative_table(relative, hidden // heads)
+    dim = qkv.shape[1] // (heads + 2 * (kv_heads or heads))
+    context = device.new(len(qkv) * heads * dim * qkv.itemsize)
+    table, reach = (None, 0) if relative is None else ref.relative_table(relative, dim)
     device.launch.attention(
-        dtype,
-        device.put(qkv),
-        len(qkv),
-        device.put(long),
-        len(long),
-        device.put(short),
-        len(short),
-        heads,
-        hidden // heads,
-        context,
-        hopper,
-        queries,
-        0 if table is None else device.put(table),
-        reach,
-        window,
-    )
-    return device.get(context, (len(qkv), hidden), numpy_type(dtype))
+        dtype, device.put(qkv), len(qkv), device.put(long), len(long), device.put(short), len(short), heads, dim,
+        context, hopper, queries, 0 if table is None else device.put(table), reach, kv_heads=kv_heads, **more,
+    )  # fmt: skip
+    return device.get(context, (len(qkv), heads * dim), numpy_type(dtype))
 
 
 @pytest.mark.parametrize("hopper", [False, True])

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import importlib
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 
 from tests.csrc import reference as ref
-from tests.csrc.device import Device, numpy_type
-from tests.csrc.test_attention import FIRST_QUERY, LAST_QUERY
+from tests.csrc.device import Device
+from tests.csrc.test_attention import FIRST_QUERY, LAST_QUERY, run_attention
 
 pytestmark = pytest.mark.gpu
 
@@ -57,17 +57,8 @@ def run(
     hopper: bool,
     queries: int = 0,
 ) -> npt.NDArray[np.generic]:
-    if hopper and importlib.import_module("embert.engine._cuda").device_info(0)[1] != 90:
-        pytest.skip("needs compute capability 9.0")
-    long, short = ref.tiles(lengths)
-    hidden = shape.heads * shape.dim
-    context = device.new(qkv.nbytes // shape.width * hidden)
-    device.launch.attention(
-        dtype, device.put(qkv), len(qkv), device.put(long), len(long), device.put(short), len(short), shape.heads,
-        shape.dim, context, hopper, queries, window=shape.window, kv_heads=shape.kv_heads, scale=shape.scale,
-        causal=shape.causal,
-    )  # fmt: skip
-    return device.get(context, (len(qkv), hidden), numpy_type(dtype))
+    more: dict[str, Any] = {"window": shape.window, "scale": shape.scale, "causal": shape.causal}
+    return run_attention(device, dtype, qkv, lengths, shape.heads, hopper, queries, kv_heads=shape.kv_heads, **more)
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=repr)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
-
 import numpy as np
 import numpy.typing as npt
 import pytest
 
 from tests.csrc import reference as ref
-from tests.csrc.device import Device, numpy_type
-from tests.csrc.test_attention import FIRST_QUERY, LAST_QUERY
+from tests.csrc.device import Device
+from tests.csrc.test_attention import FIRST_QUERY, LAST_QUERY, run_attention
 
 pytestmark = pytest.mark.gpu
 
@@ -22,15 +20,7 @@ LENGTHS = [2081, 1, 33, 64, 65, 128, 32, 129, 191, 192, 193, 1000, 2048]
 def run(
     device: Device, dtype: int, qkv: npt.NDArray[np.generic], lengths: list[int], longest: int, queries: int = 0
 ) -> npt.NDArray[np.generic]:
-    if importlib.import_module("embert.engine._cuda").device_info(0)[1] != 90:
-        pytest.skip("needs compute capability 9.0")
-    long, short = ref.tiles(lengths)
-    context = device.new(qkv.nbytes // 3)
-    device.launch.attention(
-        dtype, device.put(qkv), len(qkv), device.put(long), len(long), device.put(short), len(short), HEADS, DIM,
-        context, True, queries, longest=longest,
-    )  # fmt: skip
-    return device.get(context, (len(qkv), HEADS * DIM), numpy_type(dtype))
+    return run_attention(device, dtype, qkv, lengths, HEADS, True, queries, longest=longest)
 
 
 @pytest.mark.parametrize("dtype", [ref.FLOAT16, ref.BFLOAT16])
