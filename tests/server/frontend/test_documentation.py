@@ -103,7 +103,7 @@ def server_for(request: pytest.FixtureRequest, path: str, command: str = "") -> 
     row = next((row for row in TASKS if path in row.paths), None)
     if row is not None and (row.entails or row.needs == Task.TOKEN_CLASSES):
         return cast("Live", request.getfixturevalue("nli" if row.entails else "tagger"))
-    if row is not None and row.needs == Task.CLASSIFY:
+    if row is not None and (row.reranks or row.needs == Task.CLASSIFY):
         return cast("Live", request.getfixturevalue("reranker" if row.reranks else "classifier"))
     several = row is not None and (row.needs == Task.SPARSE or not command or "sparse" in command)
     return cast("Live", request.getfixturevalue("three_heads" if several else "server"))
