@@ -61,7 +61,7 @@ def compare_entities(folder: Path, texts: Sequence[str], strides: Sequence[int |
 
 @functools.cache
 def texts() -> list[str]:
-    return random_texts(32)
+    return random_texts(16)
 
 
 @pytest.mark.filterwarnings("ignore:Tokenizer does not support real words")
@@ -70,9 +70,9 @@ def texts() -> list[str]:
     [("uncased", "bert"), ("cased", "bert"), ("byte level", "roberta"), ("unigram", "modernbert")],
 )
 def test_entities_are_those_of_the_pipeline(tmp_path: Path, tokenizer: str, case: str) -> None:
-    count = 32 if tokenizer == "cased" else 16
+    count = 16 if tokenizer == "cased" else 8  # texts of all kinds, twice or once
     write(tmp_path, tokenizer, case, "ForTokenClassification", LABELS)
-    assert compare_entities(tmp_path, texts()[:count]) > 500
+    assert compare_entities(tmp_path, texts()[:count]) > 250
 
 
 @pytest.mark.parametrize("case", [case for case in HEAD_CASES if not case.startswith("gemma")])
@@ -239,4 +239,4 @@ def test_models_without_the_task(tagger: engine.Engine, tmp_path: Path) -> None:
 @pytest.mark.parametrize(("tokenizer", "case"), [("cased", "bert"), ("byte level", "roberta")])
 def test_texts_cut_on_the_left(tmp_path: Path, tokenizer: str, case: str) -> None:
     write(tmp_path, tokenizer, case, "ForTokenClassification", LABELS, truncation_side="left")
-    assert compare_entities(tmp_path, texts()[:12], (None, 7)) > 100
+    assert compare_entities(tmp_path, texts()[:8], (None, 7)) > 60
