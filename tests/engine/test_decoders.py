@@ -576,7 +576,7 @@ BOTH_WAYS = {"use_bidirectional_attention": True}
     [
         *(
             (case, tokenizer, fields, wanted)
-            for case, tokenizer in (("llama", llama), ("mistral", llama), ("qwen2", qwen), ("qwen3", qwen))
+            for case, tokenizer in (("llama", llama), ("qwen3", qwen))
             for fields, wanted in (
                 (BOTH_WAYS, {}),
                 ({"auto_map": {"AutoModel": "modeling.Both"}, **BOTH_WAYS}, {"is_causal": False}),

@@ -150,11 +150,6 @@ def test_no_texts(tokenizer: engine.Tokenizer) -> None:
     assert encoded.lengths.dtype == np.int32
 
 
-def test_prompt(tokenizer: engine.Tokenizer) -> None:
-    with_prompt = tokenizer.encode(["cats"], prompt="query: ")
-    assert sequences(with_prompt) == sequences(tokenizer.encode(["query: cats"]))
-
-
 def test_ids_are_taken_as_they_are(tokenizer: engine.Tokenizer) -> None:
     encoded = tokenizer.from_ids([[5, 6, 7], [0], [30_521]], TokenizeOptions(truncate=False))
     assert sequences(encoded) == [[5, 6, 7], [0], [30_521]]
