@@ -1,32 +1,14 @@
-"""Parts of the server's benchmarks: the random model, the encoder's baseline, and who was the limit."""
+"""Parts of the server's benchmarks: the encoder's baseline, and who was the limit."""
 
 from __future__ import annotations
-
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-from benchmarks.lib import random_model
 from benchmarks.lib.load_plan import Plan, Responses, post
 from benchmarks.server import encoder_baseline
 from benchmarks.server.measurement import NO_LIMIT, Round, _figures
-from embert.engine import load_encoder, load_model, pack
-
-
-def test_random_model(tmp_path: Path) -> None:
-    shape = {"hidden_size": 64, "num_attention_heads": 2, "intermediate_size": 128}
-    folder = random_model.make(tmp_path, load_model().transformer_folder, layers=1, **shape)
-    model = load_model(str(folder))
-    assert (model.config.hidden_size, model.config.layers, model.pooling, model.max_input_length) == (
-        64,
-        1,
-        "mean",
-        512,
-    )
-    encoder = load_encoder(model, device="cpu", max_batch_tokens=64)
-    assert np.isfinite(encoder.encode(pack([np.array([101, 2000, 102], np.int32)]))).all()
-    encoder.close()
+from embert.engine import load_model
 
 
 def test_encoder_without_a_server() -> None:

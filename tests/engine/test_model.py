@@ -99,28 +99,6 @@ def test_no_such_folder(path: str, message: str) -> None:
     assert str(caught.value) == message
 
 
-def test_files_of_sentence_transformers_6(build_bert: BuildBert) -> None:
-    folder = build_bert(pooling=None)
-    write_modules(folder, pooling="lasttoken", dense=[(64, 32, "torch.nn.modules.activation.ReLU")], normalize=False)
-    modules = json.loads((folder / "modules.json").read_text())
-    new = {
-        "Transformer": "sentence_transformers.base.modules.transformer.Transformer",
-        "Pooling": "sentence_transformers.sentence_transformer.modules.pooling.Pooling",
-        "Dense": "sentence_transformers.base.modules.dense.Dense",
-    }
-    for module in modules:
-        module["type"] = new[module["type"].rpartition(".")[2]]
-    (folder / "modules.json").write_text(json.dumps(modules))
-    (folder / "config_sentence_transformers.json").write_text(
-        json.dumps({"prompts": {"query": "query: ", "document": ""}, "default_prompt_name": "query"})
-    )
-    (folder / "tokenizer_config.json").write_text('{"model_max_length": 77}')
-    model = engine.load_model(str(folder))
-    assert (model.pooling, model.normalize, model.width, model.max_input_length) == ("last-token", False, 32, 77)
-    assert model.after_pooling == (Dense("2_Dense", 64, 32, bias=True, activation="relu"),)
-    assert (model.prompts, model.default_prompt_name) == ({"query": "query: ", "document": ""}, "query")
-
-
 def test_pooling_can_be_overridden(build_bert: BuildBert) -> None:
     folder = build_bert(pooling="weightedmean")
     assert engine.load_model(str(folder), pooling="max").pooling == "max"
