@@ -68,7 +68,9 @@ def estimate_memory(
             widths = sum(sum(shape) for shape in shapes.values() if len(shape) == 2)
             added += 4 * count * config.adapters.rank * widths
     hidden, inner = config.hidden_size, config.intermediate_size
-    attention = 2 * (config.heads + config.kv_heads) * config.head_size  # queries, keys, values, and their mixture
+    of_layers = [config.of_layer(layer) for layer in range(config.layers)]
+    # Queries, keys, values, and their mixture.
+    attention = max((2 * (each.heads + each.kv_heads) * each.head_size for each in of_layers), default=0)
     widest = max(attention, inner * (2 if config.gated else 1))
     if not config.layers:  # a mapped table, and the rows of a chunk
         return MemoryEstimate(weights, MIB)

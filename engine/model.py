@@ -420,7 +420,8 @@ class _Checkpoint:
             )
         stored.check(name, (stored.shapes[name][0] if stored.shapes[name] else 0, config.hidden_size))
         columns, file = stored.shapes[name][0], stored.files[name]
-        return (Dense(str(file.parent), config.hidden_size, columns, False, "identity", file=file.name),)
+        layer = config.tensors.projection
+        return (Dense(str(file.parent), config.hidden_size, columns, False, "identity", file=file.name, name=layer),)
 
     def _find_unused(
         self, config: EncoderConfig, heads: Heads, after_pooling: tuple[Module, ...], pooling: str

@@ -30,7 +30,13 @@ from embert.engine.models.tensor_names import (
     EXPERTS_INNER,
     EXPERTS_OUTER,
     FINAL_NORM,
+    INPUT_DENSE,
+    INPUT_GATE,
+    INPUT_NORM,
     KEY_NORM,
+    LAYER_INPUTS,
+    LAYER_INPUTS_NORM,
+    LAYER_SCALE,
     POSITION_EMBEDDINGS,
     POSITION_KEY,
     POSITION_QUERY,
@@ -90,6 +96,9 @@ class _Reference:
             x = self._norm(x, "embeddings.LayerNorm")
         if self._config.embedding_size is not None and not self._config.projects_first:
             x = self._linear(x, EMBEDDING_PROJECTION)
+        if self._config.layer_inputs:
+            scaled = self._linear(x * np.float32(self._config.hidden_size**-0.5), LAYER_INPUTS)
+            self._inputs = self._norm(scaled.reshape(len(x), self._config.layers, -1), LAYER_INPUTS_NORM)
         bias = self._bias(len(ids))
         for layer in range(self._config.layers):
             x = self._layer(x, layer, bias)
@@ -116,6 +125,10 @@ class _Reference:
             else self._routed(sublayer_input, prefix, experts)
         )
         x = x + (self._norm(fed, prefix + SUBLAYER_NORM) if self._config.sublayer_norms else fed)
+        if self._config.layer_inputs:
+            gated = self._activate(self._linear(x, prefix + INPUT_GATE)) * self._inputs[:, layer]
+            x = x + self._norm(self._linear(gated, prefix + INPUT_DENSE), prefix + INPUT_NORM)
+            x = x * self._checkpoint.float32(prefix + LAYER_SCALE)
         return x if pre_norm else self._norm(x, f"{prefix}output.LayerNorm")
 
     def _mixed(self, x: Floats, layer: int, bias: Floats | None) -> Floats:
@@ -159,7 +172,7 @@ class _Reference:
         return y
 
     def _attention(self, x: Floats, layer: int, bias: Floats | None) -> Floats:
-        length, heads, size = len(x), self._config.heads, self._config.head_size
+        length, heads, size = len(x), self._config.heads, self._config.of_layer(layer).head_size
         attention = self._config.attention_of(layer)
         prefix = f"encoder.layer.{self._config.stored_layer(layer)}."
         q, k, v = (
@@ -168,6 +181,8 @@ class _Reference:
         )
         if self._config.qk_norm:
             q, k = self._norm(q, prefix + QUERY_NORM), self._norm(k, prefix + KEY_NORM)
+        if self._config.value_norm:
+            v = v / np.sqrt(np.square(v).mean(-1, keepdims=True) + np.float32(self._config.layer_norm_eps))
         if attention.rotary is not None:
             q, k = _rotate(q, attention.rotary), _rotate(k, attention.rotary)
         k, v = (np.repeat(shared, heads // len(shared), 0) for shared in (k, v))

@@ -130,8 +130,8 @@ def _load_module(folder: Path, module: pooling.Module) -> Callable[[Floats], Flo
     shape = (module.outputs, module.inputs)
     projects = module.residual and module.inputs != module.outputs
     return DenseLayer(
-        _tensor(file, "linear.weight", shape),
-        _tensor(file, "linear.bias", (module.outputs,)) if module.bias else None,
+        _tensor(file, f"{module.name}.weight", shape),
+        _tensor(file, f"{module.name}.bias", (module.outputs,)) if module.bias else None,
         module.activation,
         residual=module.residual,
         projection=_tensor(file, "residual.weight", shape) if projects else None,

@@ -98,6 +98,7 @@ class Dense:
     activation: str  # a value of ACTIVATION_CLASSES
     residual: bool = False
     file: str = "model.safetensors"
+    name: str = "linear"  # of the tensors, before ".weight"
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from embert.engine.models import (
     decoder,
     distilbert,
     electra,
+    embedding_gemma2,
     gemma3,
     gte,
     jina_bert_v2,
@@ -62,8 +63,11 @@ MODEL_TYPES: dict[str, Callable[[ConfigFile], EncoderConfig]] = {
     "gemma": gemma3.read_gemma,
     "gemma3_text": gemma3.read,
     "lfm2": lfm2.read,
+    "embedding_gemma2": embedding_gemma2.read,
 }
 
+# A `model_type` → that of its text_config where the file states none; others have the same table for both.
+TEXT_OF = {"mistral3": "ministral3"}
 
 # Code that comes with a model may change their directions of attention.
 DECODERS = ("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma3_text", "lfm2")
@@ -90,7 +94,8 @@ def check_config(path: Path) -> tuple[str, ...]:
     keys = {**CONFIG, **CONFIG_OF_MODEL_TYPE[fields["model_type"]]}
     notices = check_keys(path, fields, keys)
     if isinstance(inner := fields.get("text_config"), dict) and "text_config" in keys:
-        of_text = {**CONFIG, **CONFIG_OF_MODEL_TYPE[inner.get("model_type", "ministral3")]}
+        kind = inner.get("model_type", TEXT_OF.get(fields["model_type"], fields["model_type"]))
+        of_text = {**CONFIG, **CONFIG_OF_MODEL_TYPE[kind.removesuffix("_text")]}
         notices += check_keys(Path(f"{path}: text_config"), inner, of_text)
     is_read = keys.get("use_bidirectional_attention") is not BOTH_WAYS_WITH_CODE or fields.get("auto_map")
     if fields.get("use_bidirectional_attention") and not is_read:

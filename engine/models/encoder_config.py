@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass, field
 
 from embert.engine.models.tensor_names import (
@@ -14,7 +15,13 @@ from embert.engine.models.tensor_names import (
     EXPERTS_INNER,
     EXPERTS_OUTER,
     FINAL_NORM,
+    INPUT_DENSE,
+    INPUT_GATE,
+    INPUT_NORM,
     KEY_NORM,
+    LAYER_INPUTS,
+    LAYER_INPUTS_NORM,
+    LAYER_SCALE,
     POSITION_EMBEDDINGS,
     POSITION_KEY,
     POSITION_QUERY,
@@ -101,6 +108,8 @@ class Attention:
     rotary: Rotary | None = None
     window: int | None = None  # a token sees as many tokens on each side that it sees at all; None: all
     convolution: Convolution | None = None  # in the place of attention
+    head_columns: int | None = None  # as in EncoderConfig, where this layer differs
+    key_value_heads: int | None = None  # likewise
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,8 +211,10 @@ class EncoderConfig:
     key_value_heads: int | None = None  # heads of keys and values, each shared by several of the queries; None: `heads`
     head_columns: int | None = None  # columns of one attention head; None: hidden_size / heads
     qk_norm: bool = False  # an RMSNorm of each head's queries and keys, before they are rotated
+    value_norm: bool = False  # with `qk_norm`: values too, without a weight
     attention_scale: float | None = None  # of scores; None: 1 / sqrt(head_size)
     long_queries: LongQueries | None = None  # a factor of queries by their position; None: none
+    layer_inputs: int = 0  # columns of each layer's own input, which gates a third part of the layer; 0: none
     wide_range: bool = False  # hidden states of trained models exceed float16's largest number
     embedding_size: int | None = None  # columns of the embedding tables where a projection follows them; None: none
     shared_layers: tuple[int, ...] = ()  # of each layer, the number under which its weights are stored; empty: its own
@@ -249,6 +260,17 @@ class EncoderConfig:
         """The positions and the window of a layer's attention."""
         return self.attention[layer] if self.attention else Attention()
 
+    def of_layer(self, layer: int) -> EncoderConfig:
+        """The same with the heads of one layer."""
+        kind = self.attention_of(layer)
+        if kind.head_columns is None and kind.key_value_heads is None:
+            return self
+        return dataclasses.replace(
+            self,
+            head_columns=kind.head_columns or self.head_columns,
+            key_value_heads=kind.key_value_heads or self.key_value_heads,
+        )
+
     def stored_layer(self, layer: int) -> int:
         """The number under which a layer's weights are stored."""
         return self.shared_layers[layer] if self.shared_layers else layer
@@ -288,6 +310,9 @@ def tensor_shapes(encoder_config: EncoderConfig) -> Shapes:
         shapes |= _norm("embeddings.LayerNorm", hidden if encoder_config.projects_first else columns)
     if encoder_config.embedding_size is not None:
         shapes |= _linear(EMBEDDING_PROJECTION, hidden, columns)
+    if encoder_config.layer_inputs:
+        shapes |= _linear(LAYER_INPUTS, encoder_config.layers * encoder_config.layer_inputs, hidden)
+        shapes |= _norm(LAYER_INPUTS_NORM, encoder_config.layer_inputs)
     if encoder_config.relative_buckets:
         shapes[RELATIVE_ATTENTION_BIAS] = (encoder_config.relative_buckets, encoder_config.heads)
     if encoder_config.disentangled is not None:
@@ -308,7 +333,7 @@ def _layer(encoder_config: EncoderConfig, layer: int) -> Shapes:
     hidden, inner = encoder_config.hidden_size, encoder_config.intermediate_size
     convolution = encoder_config.attention_of(layer).convolution
     if convolution is None:
-        shapes = _attention(encoder_config)
+        shapes = _attention(encoder_config.of_layer(layer))
     else:
         shapes = _linear(CONVOLUTION_IN, 3 * hidden, hidden) | _linear(CONVOLUTION_OUT, hidden, hidden)
         shapes |= {f"{CONVOLUTION_TAPS}.weight": (hidden, 1, convolution.taps), f"{CONVOLUTION_TAPS}.bias": (hidden,)}
@@ -323,6 +348,9 @@ def _layer(encoder_config: EncoderConfig, layer: int) -> Shapes:
         shapes |= _norm("attention.output.LayerNorm", hidden)
     if encoder_config.sublayer_norms:
         shapes |= _norm(ATTENTION_SUBLAYER_NORM, hidden) | _norm(SUBLAYER_NORM, hidden)
+    if columns := encoder_config.layer_inputs:
+        shapes |= _linear(INPUT_GATE, columns, hidden) | _linear(INPUT_DENSE, hidden, columns)
+        shapes |= _norm(INPUT_NORM, hidden) | {LAYER_SCALE: (1,)}
     return shapes | _norm("output.LayerNorm", hidden)
 
 

@@ -19,15 +19,17 @@ PLAIN_TOKENS = 512
 
 def product_flops(config: EncoderConfig) -> int:
     """FLOPs of one token in the matrix products of all layers; a multiplication and an addition are two."""
-    convolutions = sum(config.attention_of(layer).convolution is not None for layer in range(config.layers))
-    attention = (2 * config.heads + 2 * config.kv_heads) * config.head_size
-    feed_forward = (3 if config.gated else 2) * config.intermediate_size
-    networks, routers = config.layers, 0
+    feed_forward, columns = (3 if config.gated else 2) * config.intermediate_size, 0
+    for layer in range(config.layers):
+        of_layer = config.of_layer(layer)
+        if config.attention_of(layer).convolution is None:
+            columns += (2 * config.heads + 2 * of_layer.kv_heads) * of_layer.head_size
+        else:
+            columns += 4 * config.hidden_size
+        columns += feed_forward + 3 * config.layer_inputs
     if config.experts is not None:
-        networks += len(config.experts.layers) * (config.experts.top_k - 1)
-        routers = len(config.experts.layers) * config.experts.count
-    columns = networks * feed_forward + (config.layers - convolutions) * attention + routers
-    return 2 * config.hidden_size * (columns + 4 * convolutions * config.hidden_size)
+        columns += len(config.experts.layers) * (feed_forward * (config.experts.top_k - 1) + config.experts.count)
+    return 2 * config.hidden_size * columns
 
 
 def attention_flops(config: EncoderConfig, lengths: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
@@ -36,15 +38,16 @@ def attention_flops(config: EncoderConfig, lengths: npt.NDArray[np.int64]) -> np
     Only keys count that a query attends to: those before it in causal layers, those within the window. The products of
     disentangled attention with the rows of distances do not count: how many there are depends on how they are computed.
     """
-    pairs = np.zeros_like(lengths)
-    kinds = [config.attention_of(layer) for layer in range(config.layers)]
-    for window, layers in Counter(kind.window for kind in kinds if kind.convolution is None).items():
+    columns = np.zeros_like(lengths)  # of one head, for all pairs
+    kinds = [(config.attention_of(layer), config.of_layer(layer).head_size) for layer in range(config.layers)]
+    counts = Counter((kind.window, size) for kind, size in kinds if kind.convolution is None)
+    for (window, size), layers in counts.items():
         side = lengths if window is None else np.minimum(lengths, window + 1)  # with the query itself
         if config.causal:
-            pairs += layers * (lengths * side - side * (side - 1) // 2)
+            columns += layers * size * (lengths * side - side * (side - 1) // 2)
         else:
-            pairs += layers * (lengths**2 - (lengths - side) * (lengths - side + 1))
-    return 4 * config.heads * config.head_size * pairs
+            columns += layers * size * (lengths**2 - (lengths - side) * (lengths - side + 1))
+    return 4 * config.heads * columns
 
 
 class TokenCounts:

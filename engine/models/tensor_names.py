@@ -13,6 +13,11 @@ ATTENTION = (*QKV, "attention.output.dense")
 
 # A convolution in the place of attention: its linear layers, and a row of weights for each column.
 CONVOLUTION_IN, CONVOLUTION_TAPS, CONVOLUTION_OUT = "convolution.input", "convolution.taps", "convolution.output"
+# Inputs of layers in addition to hidden states: a linear layer and a norm make all of them of the embeddings; a layer
+# has a gate, a linear layer and a norm for its own, and a factor of its result.
+LAYER_INPUTS, LAYER_INPUTS_NORM = "embeddings.layer_inputs", "embeddings.layer_inputs_norm"
+INPUT_GATE, INPUT_DENSE, INPUT_NORM = "layer_input.gate", "layer_input.dense", "layer_input.norm"
+LAYER_SCALE = "layer_scalar"
 
 WORD_EMBEDDINGS = "embeddings.word_embeddings.weight"
 POSITION_EMBEDDINGS = "embeddings.position_embeddings.weight"

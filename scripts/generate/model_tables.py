@@ -81,6 +81,7 @@ ROWS = (
     Row("Gemma 3", ("gemma3_text",), "embeddinggemma-300m"),
     Row("Ministral 3", ("ministral3",), "Nemotron-3-Embed-1B, -8B"),
     Row("Mistral 3, its text part", ("mistral3",), "Nemotron-3.5-Rerank-8B", MISTRAL3),
+    Row("EmbeddingGemma 2, its text part", ("embedding_gemma2",), "embeddinggemma-2"),
     Row("LFM2", ("lfm2",), "LFM2-ColBERT-350M, LFM2.5-Embedding-350M"),
     Row("Qwen2, Mistral, LLaMA", ("qwen2", "mistral", "llama"), "gte-Qwen2, e5-mistral-7b-instruct"),
 )
@@ -106,6 +107,7 @@ def layers(encoder_config: EncoderConfig) -> str:
     """Differences of its layers from BERT's."""
     traits = {
         "convolutions": any(each.convolution for each in encoder_config.attention),
+        "inputs of layers": encoder_config.layer_inputs > 0,
         "gated": encoder_config.gated,
         "experts": encoder_config.experts is not None,
         "norms first": encoder_config.pre_norm,

@@ -307,7 +307,18 @@ def test_bits_do_not_depend_on_the_batch(dtype: str, pooling: str) -> None:
 
 @pytest.mark.parametrize("dtype", ["float32", "int8"])
 @pytest.mark.parametrize(
-    "case", ["nomic_bert", "modernbert", "mpnet", "deberta-v2", "deberta-v2, p2c", "qwen3", "gemma3_text", "lfm2"]
+    "case",
+    [
+        "nomic_bert",
+        "modernbert",
+        "mpnet",
+        "deberta-v2",
+        "deberta-v2, p2c",
+        "qwen3",
+        "gemma3_text",
+        "lfm2",
+        "embedding_gemma2",
+    ],
 )
 def test_bits_of_other_model_types_do_not_depend_on_the_batch(case: str, dtype: str, tmp_path: Path) -> None:
     wide: dict[str, Any] = {"hidden_size": 128, "intermediate_size": 256, "num_attention_heads": 4}

@@ -15,6 +15,7 @@ from tokenizers import Regex, decoders, models, normalizers, pre_tokenizers, pro
 from tokenizers import Tokenizer as Backend
 
 from embert import engine
+from embert.engine.encoders.cuda.shapes import refusal
 from embert.engine.errors import EncoderError, InputError, InputTooLarge, UnsupportedModel
 from embert.engine.files.chat_template import read_pair_text
 from embert.engine.files.tokenizer_config import QWEN_PATTERN
@@ -25,7 +26,7 @@ from embert.engine.models.encoder_config import Attention, Rotary
 from embert.engine.tokenization.encoded import TokenizeOptions, finish
 from tests.engine.conftest import random_sequences, small_tokenizer, without_own_kernels
 from tests.engine.heads.classifiers import build_classifier, hugging_face_logits
-from tests.oracles.exact import hidden_states, near
+from tests.oracles.exact import cosines, hidden_states, near
 from tests.oracles.model_cases import MODEL_CASES, build, hugging_face, write_modules
 from tests.oracles.sentences import cross_encoder, embeddings, logits, sentence_transformer
 from tests.server.models import edit_json
@@ -716,3 +717,25 @@ def test_what_is_refused(tmp_path: Path, case: str, field: str, value: object) -
     edit_json(folder / "config.json", **{field: value})
     with pytest.raises(UnsupportedModel, match=f"{folder}.* {field} "):
         engine.load_model(str(folder))
+
+
+@pytest.mark.usefixtures("products")
+def test_text_part_of_embedding_gemma2(tmp_path: Path) -> None:
+    """With the projection of every row, heads of 512 columns, and tensors of a part for images, which are left out."""
+    folder = build(tmp_path, "embedding_gemma2", vocab_size=VOCABULARY, embedding_dim=40, global_head_dim=512)
+    write_modules(folder, pooling={"pooling_mode": "mean", "embedding_dimension": 40})
+    small_tokenizer(VOCABULARY).save(str(folder / "tokenizer.json"))
+    path, projection = folder / "model.safetensors", "language_model.embedding_projection.weight"
+    stored = {**load_file(path), projection: torch.randn(40, 64, generator=torch.Generator().manual_seed(1))}
+    save_file(stored, path, {"format": "pt"})
+    sequences = random_sequences([1, 9, 30, 30, 100], VOCABULARY)
+    expected = np.stack([rows.mean(0) for rows in hidden_states(folder, sequences)])
+    encoder = engine.load_encoder(engine.load_model(str(folder)), device="cpu")
+    vectors = encoder.encode(engine.pack(sequences))
+    assert cosines(vectors, expected).min() >= 0.99999
+    save_file({**stored, "vision_tower.encoder.weight": torch.ones(1)}, path, {"format": "pt"})
+    model = engine.load_model(str(folder))
+    (notice,) = model.notices
+    assert "vision_tower (1)" in notice
+    np.testing.assert_array_equal(engine.load_encoder(model, device="cpu").encode(engine.pack(sequences)), vectors)
+    assert "which the CUDA encoder does not run" in str(refusal(model))

@@ -60,6 +60,16 @@ GEMMA = {
     "query_pre_attn_scalar": 24,
     "sliding_window": 16,
 }
+EMBEDDING_GEMMA2 = {
+    **DECODER,
+    "head_dim": 32,
+    "sliding_window": 8,
+    "sliding_window_pattern": 2,
+    "global_head_dim": 64,
+    "num_global_key_value_heads": 1,
+    "hidden_size_per_layer_input": 128,
+    "embedding_dim": 64,
+}
 LFM2 = {**DECODER, "layer_types": ["conv", "full_attention"], "block_auto_adjust_ff_dim": False}
 DEBERTA = {
     **BERT_LIKE,
@@ -173,6 +183,7 @@ MODEL_CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma3_text": ("Gemma3Text", {**GEMMA, "use_bidirectional_attention": True}),
     "gemma3_text, causal": ("Gemma3Text", GEMMA),
     "gemma3_text, not causal": ("Gemma3Text", {**GEMMA, "is_causal": False}),
+    "embedding_gemma2": ("EmbeddingGemma2", EMBEDDING_GEMMA2),
     "lfm2": ("Lfm2", LFM2),
     "lfm2, biases": ("Lfm2", {**LFM2, "conv_bias": True, "conv_L_cache": 4, "is_causal": False}),
 }
@@ -180,11 +191,12 @@ SHORT_CASES = [name for name in MODEL_CASES if "long" not in name]  # of 128 pos
 OWN_CODE = ("Pplx", "JinaV5")  # prefixes of classes that transformers does not have
 DECODERS = (
     "eurobert", "ultrabert", "llama", "mistral", "ministral", "qwen", "bidirectional_pplx_qwen3", "jina_embeddings_v5",
-    "gemma", "lfm2",
+    "gemma", "embedding_gemma2", "lfm2",
 )  # fmt: skip
+WITHOUT_HEADS = (*OWN_CODE, "Lfm2", "EmbeddingGemma2")
 # Cases whose heads differ: by tensor names, pooling or activation. Positions and windows are of the encoder.
 HEAD_CASES = [
-    *(name for name in SHORT_CASES if "," not in name and MODEL_CASES[name][0] not in (*OWN_CODE, "Lfm2")),
+    *(name for name in SHORT_CASES if "," not in name and MODEL_CASES[name][0] not in WITHOUT_HEADS),
     "electra, as wide", "deberta-v2, narrow", "deberta-v2, plain", "bert, tanh", "distilbert, relu",
     "modernbert, biases", "gte, untyped", "eurobert, mean", "eurobert, biases", "llama, biases",
 ]  # fmt: skip
@@ -212,7 +224,15 @@ def _own_classes() -> dict[str, Any]:
 
 def hugging_face(name: str) -> Any:
     """A class of transformers, or of code that comes with checkpoints: made late, as its bases take 5 s to import."""
+    if name == "EmbeddingGemma2Config":
+        return _embedding_gemma2_config
     return _own_classes()[name] if name.startswith(OWN_CODE) else getattr(transformers, name)
+
+
+def _embedding_gemma2_config(initializer_range: float = 0.02, **text: Any) -> Any:
+    """The config of the whole model, with `text` of its text part."""
+    made: Any = transformers.EmbeddingGemma2Config  # type: ignore[attr-defined]
+    return made(text_config={**text, "initializer_range": initializer_range}, initializer_range=initializer_range)
 
 
 def build(
@@ -234,6 +254,11 @@ def build(
         # them would pass.
         if "norm" in name.lower() or name.endswith(("bias", "_embeddings.weight", "embed_tokens.weight")):
             parameter.data += torch.randn_like(parameter) * 0.2
+        if name.endswith("embedding_projection.weight"):  # follows the pooling here
+            torch.nn.init.eye_(parameter)
+    for name, buffer in made.named_buffers():
+        if name.endswith("layer_scalar"):
+            buffer.uniform_(0.5, 1.5)
     made.save_pretrained(folder)  # type: ignore[operator]
     # Tests put tokenizers of any kind next to any model.
     fields = {"tokenizer_class": "PreTrainedTokenizerFast", "model_input_names": ["input_ids", "token_type_ids"]}

@@ -38,7 +38,7 @@ class Weight(NamedTuple):
 class HeadParts(NamedTuple):
     """Inputs of a layer's attention in addition to queries, keys and values."""
 
-    norms: tuple[Floats, Floats] | None = None  # gammas of RMSNorms: of queries, with the scores' scale, and of keys
+    norms: tuple[Floats, ...] | None = None  # gammas of RMSNorms: of queries, with the scores' scale, keys and values
     # Factors of queries and of keys for each row of the table of distances: [2 · span, hidden] each.
     distances: tuple[Floats | None, Floats | None] | None = None
 
@@ -241,7 +241,7 @@ class Attention:
         heads, size, spare = self._heads, self._size, -self._size % kernels.lanes()
         if self._norms is not None:
             first = 0
-            for count, gamma in zip((heads, self._kv_heads), self._norms, strict=True):
+            for count, gamma in zip((heads, self._kv_heads, self._kv_heads), self._norms, strict=False):
                 own = slice(first * size, (first + count) * size)
                 rows = kernels.normalized(qkv[:, own].reshape(-1, size), (gamma, None, self._epsilon))
                 qkv[:, own] = rows.reshape(len(qkv), -1)

@@ -28,7 +28,13 @@ from embert.engine.models.tensor_names import (
     CONVOLUTION_TAPS,
     EMBEDDING_PROJECTION,
     FINAL_NORM,
+    INPUT_DENSE,
+    INPUT_GATE,
+    INPUT_NORM,
     KEY_NORM,
+    LAYER_INPUTS,
+    LAYER_INPUTS_NORM,
+    LAYER_SCALE,
     POSITION_EMBEDDINGS,
     POSITION_KEY,
     POSITION_QUERY,
@@ -52,7 +58,7 @@ class Layer:
 
     def __init__(self, config: EncoderConfig, checkpoint: Checkpoint, layer: int, operators: Operators) -> None:
         """`layer` is the number under which the weights are stored. Raises UnsupportedModel: see Operators.linear."""
-        prefix = f"encoder.layer.{layer}."
+        prefix, config = f"encoder.layer.{layer}.", config.of_layer(layer)
 
         def linear(names: Sequence[str], activation: str = "none") -> Any:
             """One product for several linear layers of the same input."""
@@ -99,6 +105,7 @@ class Layer:
         self._sublayer_norms: list[Callable[[Any], Any]] | None = None
         if config.sublayer_norms:
             self._sublayer_norms = [operators.norm(norm(name)) for name in (ATTENTION_SUBLAYER_NORM, SUBLAYER_NORM)]
+        self._input = _LayerInput(config, checkpoint, layer, operators, linear) if config.layer_inputs else None
         self._whole = None
         if first is not None and isinstance(self._feed_forward, FeedForward):
             linears = self._qkv, self._projection, self._feed_forward.inner, self._feed_forward.outer
@@ -111,10 +118,11 @@ class Layer:
         positions: Positions,
         chosen: Floats | None = None,
         rows: Ints | None = None,
+        embedded: Any = None,
     ) -> Any:
         """[T, hidden] → [T, hidden], or [n, hidden] with `rows` [n]: after attention no row needs another.
 
-        `chosen` is that of adapters.chosen_adapters.
+        `chosen` is that of adapters.chosen_adapters. `embedded` is the first layer's `x`.
         """
         if self._whole is not None and rows is None and positions.rotation is None:
             return self._whole(x, groups, positions)
@@ -128,7 +136,10 @@ class Layer:
             chosen = None if chosen is None else chosen[rows]
         if self._sublayer_norms is not None:
             x = x + self._sublayer_norms[0](self._projection(context, chosen))
-            return x + self._sublayer_norms[1](self._feed_forward(self._norm(x), chosen, None))
+            x = x + self._sublayer_norms[1](self._feed_forward(self._norm(x), chosen, None))
+            if self._input is None:
+                return x
+            return self._input(x, embedded if rows is None else embedded[rows], chosen)
         x = self._projection(context, chosen, x)
         if self._pre_norm:
             return self._feed_forward(self._norm(x), chosen, x)
@@ -167,11 +178,43 @@ class _LongQueries:
                 rows[:, :, : self._columns] *= self._factors[: group.length]
 
 
+class _LayerInput:
+    """The part of a layer that its own input gates, with its residual and norm, and the factor of the layer's result.
+
+    Each layer makes its input of the embeddings when it needs it: those of all layers would take much memory.
+    """
+
+    def __init__(
+        self,
+        config: EncoderConfig,
+        checkpoint: Checkpoint,
+        layer: int,
+        operators: Operators,
+        linear: Callable[..., Any],
+    ) -> None:
+        """`linear` makes the products of a layer."""
+        prefix, columns = f"encoder.layer.{layer}.", config.layer_inputs
+        own = slice(layer * columns, (layer + 1) * columns)
+        weight, bias = (checkpoint.float32(f"{LAYER_INPUTS}.{part}")[own] for part in ("weight", "bias"))
+        scale = np.float32(config.hidden_size**-0.5)
+        self._made = operators.projection(weight * scale, bias * scale)
+        self._made_norm = operators.norm(read_norm(config, checkpoint, LAYER_INPUTS_NORM))
+        self._gate, self._dense = linear((INPUT_GATE,), config.activation), linear((INPUT_DENSE,))
+        self._norm = operators.norm(read_norm(config, checkpoint, prefix + INPUT_NORM))
+        self._scale = float(checkpoint.float32(prefix + LAYER_SCALE)[0])
+
+    def __call__(self, x: Any, embedded: Any, chosen: Floats | None) -> Any:
+        """[T, hidden] each → [T, hidden]."""
+        gated = self._gate(x, chosen, None, self._made_norm(self._made(embedded)))
+        return (x + self._norm(self._dense(gated, chosen))) * self._scale
+
+
 def _head_parts(config: EncoderConfig, checkpoint: Checkpoint, prefix: str) -> HeadParts:
-    """Norms of queries and keys, or the factors of DeBERTa's for each row of its table of distances."""
+    """Norms of queries, keys and values, or the factors of DeBERTa's for each row of its table of distances."""
     if config.qk_norm:
         gammas = [read_norm(config, checkpoint, prefix + name)[0] for name in (QUERY_NORM, KEY_NORM)]
-        return HeadParts((gammas[0] * np.float32(config.score_scale), gammas[1]))
+        values = (np.ones(config.head_size, np.float32),) if config.value_norm else ()
+        return HeadParts((gammas[0] * np.float32(config.score_scale), gammas[1], *values))
     relative = config.disentangled
     if relative is None:
         return HeadParts()
@@ -229,11 +272,11 @@ class Transformer:
         its table.
         """
         chosen = None if adapters is None else chosen_adapters(adapters, self._config)
-        x = self._embeddings(ids, positions, token_types, chosen)
+        x = embedded = self._embeddings(ids, positions, token_types, chosen)
         *first, last = zip(self._layers, self._positions, strict=True)
         for layer, known in first:
-            x = layer(x, groups, known, chosen)
-        x = last[0](x, groups, last[1], chosen, rows)
+            x = layer(x, groups, known, chosen, None, embedded)
+        x = last[0](x, groups, last[1], chosen, rows, embedded)
         return self._operators.leave(x if self._final_norm is None else self._final_norm(x))
 
 

@@ -89,6 +89,7 @@ def check_layers(model: Model) -> None:
         ),
         (any(kind.convolution is not None for kind in config.attention), "has convolutions in the place of attention"),
         (config.experts is not None, "has experts, of which a router chooses some for each token"),
+        (config.layer_inputs > 0 or config.value_norm, "has inputs of layers or norms of values"),
         (_stretches(config), "stretches rotary positions by each text's length"),
         (_sees_only_itself(config), "has windows of one token"),
         (
@@ -143,12 +144,14 @@ _CONVERTED = (
     "disentangled",
     "experts",
     "first_position",
+    "layer_inputs",
     "long_queries",
     "model_type",
     "norm_offset",
     "relative_buckets",
     "tensors",
     "type_vocab_size",
+    "value_norm",
     "wide_range",
 )
 

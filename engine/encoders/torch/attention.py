@@ -39,9 +39,11 @@ class Attention:
             parts = qkv[start:stop].float().view(n, length, heads + 2 * self._kv_heads, size).transpose(1, 2)
             q, k, v = parts.tensor_split((heads, heads + self._kv_heads), 1)
             if self._norms is not None:
-                q, k = (
-                    F.rms_norm(x, (size,), gamma, self._epsilon) for x, gamma in zip((q, k), self._norms, strict=True)
-                )
+                normed = [
+                    F.rms_norm(x, (size,), gamma, self._epsilon)
+                    for x, gamma in zip((q, k, v), self._norms, strict=False)
+                ]
+                q, k, v = (*normed, v)[:3]
             if positions.rotation is not None:
                 q, k = (rotated(x, positions.rotation) for x in (q, k))
             k, v = k[:, :, : keys or length], v[:, :, : keys or length]
