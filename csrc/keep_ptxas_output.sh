@@ -1,7 +1,7 @@
 #!/bin/sh
 # Runs a compiler, and keeps its output in OBJECT.words: keep_ptxas_output.sh COMPILER … -o OBJECT …
 #
-# ptxas prints the registers of each kernel (-Xptxas=-v). tests/csrc/test_resources.py reads them without a second
+# ptxas prints what it had to serialize (-Xptxas=-v). tests/csrc/test_resources.py reads it without a second
 # compilation. All other output goes to the terminal.
 object=
 before=

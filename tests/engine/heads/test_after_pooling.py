@@ -17,7 +17,8 @@ from embert.engine.batch import PackedBatch, TaskOutput
 from embert.engine.encoders.cuda.encoder import CudaEncoder
 from embert.engine.errors import EncoderError
 from embert.engine.tasks import Task
-from tests.engine.conftest import BuildBert, Install, small_tokenizer
+from tests.engine.conftest import Install, small_tokenizer
+from tests.oracles.model_cases import build
 
 HIDDEN = 64
 TEXTS = ["a cat", "b", "the longest of these texts, by far", "dogs 42"]
@@ -36,17 +37,24 @@ def library() -> SimpleNamespace:
     return SimpleNamespace(SentenceTransformer=SentenceTransformer, **kinds)
 
 
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """BERT as transformers stores it."""
+    folder = build(tmp_path_factory.mktemp("bert"), "bert", modules=False)
+    special = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]"}
+    tokenizer = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+        tokenizer_object=small_tokenizer(64), model_max_length=64, **special
+    )
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
 @pytest.fixture
-def save(build_bert: BuildBert, tmp_path: Path, library: SimpleNamespace) -> Save:
+def save(source: Path, tmp_path: Path, library: SimpleNamespace) -> Save:
     """Saves a model of these modules as sentence-transformers does, which is the oracle too."""
 
     def saved(*after: torch.nn.Module, pooling: Any = "mean", include_prompt: bool = True) -> tuple[Any, Path]:
-        source, folder = build_bert(pooling=None), tmp_path / "saved"
-        special = {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]"}
-        tokenizer = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
-            tokenizer_object=small_tokenizer(64), model_max_length=64, **special
-        )
-        tokenizer.save_pretrained(source)
+        folder = tmp_path / "saved"
         torch.manual_seed(1)
         for module in after:
             for weight in module.parameters():
