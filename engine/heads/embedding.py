@@ -146,16 +146,30 @@ def _tensor(file: SafetensorsFile, name: str, shape: tuple[int, ...]) -> Floats:
     return tensor.float32()
 
 
+MakeLinear = Callable[[Floats, Floats | None, str], Callable[[Floats], Floats]]
+
+
 class EmbeddingHead:
     """Pooled rows to embeddings."""
 
-    def __init__(self, folder: Path, modules: Sequence[Module], *, rows: int = 0) -> None:
+    def __init__(
+        self, folder: Path, modules: Sequence[Module], *, rows: int = 0, linear: MakeLinear | None = None
+    ) -> None:
         """Load the weights of the modules after pooling of the model in `folder`. Raises BrokenModel.
 
         `rows` is the number of rows multiplied at once, padded with rows of zeros: products of other shapes may add
-        their terms in another order, and results are batch-invariant. 0: all at once.
+        their terms in another order, and results are batch-invariant. 0: all at once. `linear` makes the products of
+        layers without a residual, of a weight, a bias and an activation; None: numpy's.
         """
-        self._modules = load_modules(folder, modules)
+        loaded = load_modules(folder, modules)
+        if linear is not None:
+            loaded = tuple(
+                linear(module.weight, module.bias, module.activation)
+                if isinstance(module, DenseLayer) and not module.residual
+                else module
+                for module in loaded
+            )
+        self._modules = loaded
         self._rows = rows
 
     def __call__(

@@ -121,7 +121,7 @@ class CpuEncoder(Encoder):
         checkpoint = Checkpoint.open(model)
         self._transformer = Transformer(model.config, checkpoint, operators)
         self._heads = load_heads(model, checkpoint, operators)
-        self._embedding = EmbeddingHead(model.folder, model.after_pooling)
+        self._embedding = EmbeddingHead(model.folder, model.after_pooling, linear=operators.head_linear)
 
     def _operators(self) -> Operators:
         if instruction_set() is None:
@@ -215,6 +215,7 @@ class CpuEncoder(Encoder):
             # fill the gaps at the end.
             running = [self._pool.submit(self._run, ticket, run) for run in reversed(runs)]
             wait(running)
+            allow_threads(self._threads)  # for what follows the pooling
             parts = [one.result() for one in reversed(running)]
         return {task: self._rows(task, parts, ticket) for task in ALL_TASKS if task in ticket.wanted}
 
