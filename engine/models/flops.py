@@ -32,16 +32,26 @@ def product_flops(config: EncoderConfig) -> int:
     return 2 * config.hidden_size * columns
 
 
-def attention_flops(config: EncoderConfig, lengths: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+Kinds = dict[tuple[int | None, int], int]  # window and columns of a head → layers with attention
+
+
+def attention_kinds(config: EncoderConfig) -> Kinds:
+    """The layers that have attention, by what its FLOPs depend on."""
+    kinds = [(config.attention_of(layer), config.of_layer(layer).head_size) for layer in range(config.layers)]
+    return Counter((kind.window, size) for kind, size in kinds if kind.convolution is None)
+
+
+def attention_flops(
+    config: EncoderConfig, lengths: npt.NDArray[np.int64], kinds: Kinds | None = None
+) -> npt.NDArray[np.int64]:
     """FLOPs of q·k and of the sums of values in all layers, for texts of these lengths, int64 [B].
 
     Only keys count that a query attends to: those before it in causal layers, those within the window. The products of
     disentangled attention with the rows of distances do not count: how many there are depends on how they are computed.
+    `kinds` are those of `attention_kinds`.
     """
     columns = np.zeros_like(lengths)  # of one head, for all pairs
-    kinds = [(config.attention_of(layer), config.of_layer(layer).head_size) for layer in range(config.layers)]
-    counts = Counter((kind.window, size) for kind, size in kinds if kind.convolution is None)
-    for (window, size), layers in counts.items():
+    for (window, size), layers in (attention_kinds(config) if kinds is None else kinds).items():
         side = lengths if window is None else np.minimum(lengths, window + 1)  # with the query itself
         if config.causal:
             columns += layers * size * (lengths * side - side * (side - 1) // 2)
@@ -59,11 +69,12 @@ class TokenCounts:
 
     def __init__(self, config: EncoderConfig) -> None:
         self._config, self._products = config, product_flops(config) or 1  # without layers tokens are all that counts
-        self._usual = int(attention_flops(config, np.array([PLAIN_TOKENS]))[0])
+        self._kinds = attention_kinds(config)
+        self._usual = int(attention_flops(config, np.array([PLAIN_TOKENS]), self._kinds)[0])
 
     def of(self, lengths: Sequence[int]) -> list[int]:
         """Cost of texts of these lengths, each at least its length."""
         tokens = np.array(lengths, np.int64)
-        surplus = attention_flops(self._config, tokens) - tokens * self._usual // PLAIN_TOKENS
+        surplus = attention_flops(self._config, tokens, self._kinds) - tokens * self._usual // PLAIN_TOKENS
         counts = tokens + np.maximum(surplus, 0) // self._products
         return [int(count) for count in np.where(tokens > PLAIN_TOKENS, counts, tokens)]

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from embert.engine import load_model
-from embert.engine.models.encoder_config import Attention
+from embert.engine.models.encoder_config import Attention, Convolution
 from embert.engine.models.flops import attention_flops, product_flops
 
 
@@ -37,3 +37,9 @@ def test_products_are_those_of_the_weights() -> None:
     assert product_flops(config) == 2 * 6 * (4 * 384 * 384 + 2 * 384 * 1536)
     shared = replace(config, head_columns=64, key_value_heads=3, gated=True)
     assert product_flops(shared) == 2 * 6 * 384 * (2 * 12 * 64 + 2 * 3 * 64 + 3 * 1536)
+    kinds = (Attention(head_columns=64, key_value_heads=3), Attention(convolution=Convolution(3)))
+    mixed = replace(config, attention=kinds * 3, layer_inputs=10)
+    columns = 2 * 12 * 64 + 2 * 3 * 64 + 4 * 384 + 2 * (2 * 1536 + 3 * 10)
+    assert product_flops(mixed) == 2 * 3 * 384 * columns
+    pairs = 3 * 9 * 9  # of tokens in the layers with attention
+    np.testing.assert_array_equal(attention_flops(mixed, np.array([9])), [2 * 2 * 12 * 64 * pairs])
