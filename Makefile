@@ -15,7 +15,7 @@ serve: ## install, then serve the default model on :8080 (ARGS="MODEL --port 900
 test: ## install, then every check and test (ARGS="tests/engine -x" for these tests alone)
 	@scripts/test $(ARGS)
 
-test-fast: ## tests without servers and compilers, in less than a minute (ARGS="-k scheduler" for some)
+test-fast: ## tests without servers and compilers, in about a minute (ARGS="-k scheduler" for some)
 	@scripts/test-fast $(ARGS)
 
 test-clients: ## other projects' clients against the real server, in an environment of their own
