@@ -285,7 +285,7 @@ class Responder:
                     outgoing.setdefault(request.channel, []).append(failure)
                     continue
             if message.queries and model is not None and model.heads.multi_vector is not None:
-                if not hasattr(request, "scores"):
+                if request.scores is None:
                     request.scores = LateScores(message, model.heads.multi_vector)
                 times = started - message.admitted, ended - started
                 outgoing.setdefault(request.channel, []).extend(

@@ -58,8 +58,6 @@ class Request:
         "weights",
     )  # fmt: skip
 
-    scores: Any  # LateScores; not set before the first ones
-
     def __init__(
         self,
         key: Hashable,
@@ -74,6 +72,7 @@ class Request:
         self.deadline, self.low_priority = deadline, low_priority
         self.channel, self.message = channel, message
         self.weights = 0  # number in its sparse vectors so far
+        self.scores: Any = None  # LateScores of a request with queries
         self.texts = len(lengths)
         # Prefix sums of lengths, [texts + 1]. Most requests have one text, for which `accumulate` is slow.
         self.offsets = [0, lengths[0]] if self.texts == 1 else list(accumulate(lengths, initial=0))
