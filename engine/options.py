@@ -94,7 +94,7 @@ def _separate(
     return task, prompt_name
 
 
-# What stands before and after the instruction in the prompts of embedders that take one.
+# Text before and after the instruction, in the prompts of embedders that take one.
 INSTRUCTED = (("Instruct: ", "\nQuery:"), ("<instruct>", "\n<query>"))
 
 

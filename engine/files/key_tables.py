@@ -697,7 +697,7 @@ CONFIG_OF_MODEL_TYPE |= {
 }  # fmt: skip
 CONFIG_OF_MODEL_TYPE["new"] = CONFIG_OF_MODEL_TYPE["gte"]
 
-# Of Model2Vec 0.10, where no modules.json says the same.
+# Keys of Model2Vec 0.10, for folders without modules.json.
 CONFIG_OF_MODEL2VEC: Table = {
     "model_type": honored("model2vec"),
     "normalize": honored("the model ends in Normalize"),

@@ -49,7 +49,7 @@ SUPPORTED = (
     "Transformer, LogitScore"
 )
 JINA_TRANSFORMER = "custom_st.Transformer"  # jina-embeddings' own class: a Transformer with adapters
-# Of config.json of v3, and of v5, whose class also takes the last token's row and normalizes it.
+# Keys of the module's config.json in jina v3, and in v5, whose class also pools the last token and normalizes it.
 JINA_KEYS = {"lora_adaptations", "task_names"}
 PPLX_QUANTIZER = "st_quantize.FlexibleQuantizer"  # pplx-embed's own class, whose default is int8
 PYLATE_DENSE = "pylate.models.Dense.Dense"

@@ -10,7 +10,7 @@ from embert.engine.models.config_file import MOST_LAYERS, ConfigFile
 from embert.engine.models.encoder_config import EncoderConfig
 from embert.engine.models.tensor_names import EMBEDDING_PROJECTION, Classification, MaskedLM, TensorNames, WeightMapping
 
-# What transformers takes where config.json does not say.
+# transformers' defaults for keys that config.json omits.
 OWN_DEFAULTS = {
     **DEFAULTS,
     "vocab_size": 30_000,

@@ -14,7 +14,7 @@ ACTIVATIONS = {"gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "ge
 # Those of model types with gates.
 GATES = {**ACTIVATIONS, "silu": "silu", "swish": "silu"}
 
-# What transformers takes where config.json does not say.
+# transformers' defaults for keys that config.json omits.
 DEFAULTS = {
     "vocab_size": 30_522,
     "hidden_size": 768,

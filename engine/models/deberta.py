@@ -25,7 +25,7 @@ from embert.engine.models.tensor_names import (
     WeightMapping,
 )
 
-# What transformers takes where config.json does not say.
+# transformers' defaults for keys that config.json omits.
 OWN_DEFAULTS: dict[str, Any] = {
     **DEFAULTS,
     "vocab_size": 128_100,

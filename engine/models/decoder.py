@@ -55,7 +55,7 @@ PROJECTION = "linear"
 # …ForSequenceClassification: one linear layer without a bias.
 CLASSIFICATION = Classification(dense="", out="score", pooling="last-token", out_bias=False)
 
-# What transformers takes where config.json does not say.
+# transformers' defaults for keys that config.json omits.
 DEFAULTS: dict[str, Any] = {
     "vocab_size": 32_000,
     "hidden_size": 4096,
@@ -236,7 +236,7 @@ def class_names(config: ConfigFile) -> tuple[str, ...]:
 
 
 def attends_both_ways(config: ConfigFile) -> bool:
-    """True if a decoder's config.json, or the name of its own code, states attention in both directions.
+    """True if a decoder's config.json, or the name of its class, states attention in both directions.
 
     Such code reads `use_bidirectional_attention`, which transformers' own classes of these types do not.
     """

@@ -9,7 +9,7 @@ from embert.engine.models.config_file import ConfigFile
 from embert.engine.models.encoder_config import EncoderConfig
 from embert.engine.models.tensor_names import Classification, MaskedLM, TensorNames, WeightMapping
 
-# What transformers takes where config.json does not say.
+# transformers' defaults for keys that config.json omits.
 OWN_DEFAULTS = {
     **DEFAULTS,
     "embedding_size": 128,

@@ -1,8 +1,8 @@
-"""EmbeddingGemma 2's text part: Gemma 3's layers with attention in both directions, and inputs of layers.
+"""EmbeddingGemma 2's text part: Gemma 3's layers with attention in both directions, and one more input for each layer.
 
-Layers without windows have heads of other shapes. Values have norms, and each layer adds a part that is gated by an
-input of its own, which a projection of the embeddings makes. Its code projects every row at the end; here the
-projection follows the pooling. Vision and audio are not read.
+Layers without windows have heads of other shapes. Values are normalized. A projection of the embeddings gives each
+layer its second input, which gates a part that the layer adds. transformers projects every row after the last layer;
+here only pooled rows are projected. Vision and audio are not read.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from embert.engine.models.tensor_names import (
     WeightMapping,
 )
 
-# What transformers takes where config.json does not say.
+# transformers' defaults for keys that config.json omits.
 DEFAULTS: dict[str, Any] = {
     "vocab_size": 262_144,
     "hidden_size": 512,

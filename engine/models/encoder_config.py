@@ -103,7 +103,7 @@ class Convolution:
 
 @dataclass(frozen=True, slots=True)
 class Attention:
-    """How rows of one layer see those of other tokens: by attention with its positions and window, or a convolution."""
+    """The operation of a layer that mixes the rows of a text: attention with its positions, or a convolution."""
 
     rotary: Rotary | None = None
     window: int | None = None  # a token sees as many tokens on each side that it sees at all; None: all

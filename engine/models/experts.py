@@ -7,7 +7,7 @@ from embert.engine.models.config_file import MOST, ConfigFile
 from embert.engine.models.encoder_config import EncoderConfig, Experts
 
 MOST_EXPERTS = 256
-# What the model's own code can do with experts and no encoder here computes → the values that leave it out.
+# Options of experts that no encoder here computes → the values that turn them off.
 LEFT_OUT: dict[str, tuple[object, ...]] = {
     "hidden_act": ("gelu",),
     **dict.fromkeys(("expert_choice_router", "moe_normalize_expert_weights"), (False, None)),

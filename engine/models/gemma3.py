@@ -18,7 +18,7 @@ from embert.engine.models.encoder_config import Attention, EncoderConfig, Rotary
 from embert.engine.models.rotary import read_rotary
 from embert.engine.models.tensor_names import ATTENTION, ATTENTION_SUBLAYER_NORM, SUBLAYER_NORM, WeightMapping
 
-# What transformers takes where config.json does not say.
+# transformers' defaults for keys that config.json omits.
 DEFAULTS: dict[str, Any] = {
     "vocab_size": 262_208,
     "hidden_size": 2304,

@@ -25,7 +25,7 @@ from embert.engine.models.tensor_names import (
     WeightMapping,
 )
 
-# What transformers takes where config.json does not say.
+# transformers' defaults for keys that config.json omits.
 THETA = 160_000.0
 OWN_DEFAULTS = {**DEFAULTS, "vocab_size": 250_048, "max_position_embeddings": 8192, "type_vocab_size": 1}
 # Fields of the older code's files, in addition to `rope_theta`.

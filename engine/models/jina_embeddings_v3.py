@@ -69,7 +69,7 @@ FLASH_ADAPTED = dataclasses.replace(
     },
 )
 
-# What transformers takes where config.json does not say.
+# transformers' defaults for keys that config.json omits.
 THETA = 20000.0
 DEFAULTS = {
     "vocab_size": 250_002,

@@ -1,7 +1,7 @@
 """LFM2: LLaMA's layers, most of which have a gated short convolution in the place of attention.
 
-LFM2.5's retrievers attend in both directions, and their convolutions are centered: the name of their own code's class
-says so. transformers' class has no such convolution: there `is_causal: false` changes attention only.
+LFM2.5's retrievers attend in both directions, and their convolutions are centered: the name of their class
+states it. transformers' class does not have such a convolution: there `is_causal: false` changes attention only.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ CONVOLUTION = "conv"
 MOST_TAPS = 64  # a bound for what a file can ask for
 LARGEST_FACTOR = 1000  # likewise
 
-# What transformers takes where config.json does not say.
+# transformers' defaults for keys that config.json omits.
 DEFAULTS: dict[str, Any] = {
     "vocab_size": 65_536,
     "hidden_size": 2560,

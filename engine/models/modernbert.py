@@ -28,7 +28,7 @@ GLOBAL, LOCAL = "full_attention", "sliding_attention"
 THETAS = {GLOBAL: "global_rope_theta", LOCAL: "local_rope_theta"}
 
 FIELDS = {"hidden_act": "hidden_activation", "layer_norm_eps": "norm_eps"}
-# What transformers takes where config.json does not say.
+# transformers' defaults for keys that config.json omits.
 SHAPES = {
     "vocab_size": 50_368,
     "hidden_size": 768,

@@ -32,7 +32,7 @@ from embert.engine.models.tensor_names import (
     WeightMapping,
 )
 
-# What transformers takes where config.json does not say.
+# transformers' defaults for keys that config.json omits.
 THETA = 1000.0
 OWN_DEFAULTS = {**DEFAULTS, "vocab_size": 30_528, "max_position_embeddings": 2048, "hidden_act": "silu"}
 

@@ -1,6 +1,6 @@
-"""Static embeddings: a row of a table for each token of a text, and their mean. There are no layers.
+"""Reads models of static embeddings, whose vector of a text is the mean of one table row for each token.
 
-Model2Vec's files, and those of sentence-transformers' StaticEmbedding, which reads the former too.
+The files are those of Model2Vec or of sentence-transformers' StaticEmbedding.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from embert.engine.models.encoder_config import Attention, EncoderConfig
 from embert.engine.models.rotary import ROPE, read_rotary
 from embert.engine.models.tensor_names import TOKEN_CLASSIFICATION, Classification, WeightMapping
 
-# What transformers takes where config.json does not say.
+# transformers' defaults for keys that config.json omits.
 OWN_DEFAULTS = {**DEFAULTS, "max_position_embeddings": 32_768, "sliding_window": 128}
 THETAS = {FULL: 2_560_000.0, SLIDING: 10_000.0}
 FULL_EVERY = 3

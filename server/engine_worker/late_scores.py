@@ -55,7 +55,7 @@ class LateScores:
         complete = [entry for entry in self._waiting if self._query_of[entry[0].start] in self._queries]
         self._waiting = [entry for entry in self._waiting if self._query_of[entry[0].start] not in self._queries]
         scored = [(done, self._scores(done, vectors)) for done, vectors in complete]
-        for done, _ in complete:  # documents of the next slice may want its last query, and no other of its own
+        for done, _ in complete:  # the next slice may begin with documents of this slice's last query: keep only that
             for text in range(done.start, int(self._query_of[done.stop - 1])):
                 self._queries.pop(text, None)
         return scored

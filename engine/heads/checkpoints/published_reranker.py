@@ -1,6 +1,6 @@
-"""Rerankers that are published as language models, without modules.json: their prompts, and the tokens of their scores.
+"""Prompts and score tokens of rerankers that are published as language models, without modules.json.
 
-Nothing in such a folder but its name and its README.md differs from a model that generates text.
+Only the name and the README.md of such a folder differ from those of a model that generates text.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ FORMATS = (
 
 
 def published_format(model_id: str, folder: Path, fields: Mapping[str, Any]) -> Format | None:
-    """The format of the model in `folder`, by its name and README.md; None if it is no reranker of FORMATS.
+    """Returns the format of the model in `folder`, by its name and README.md, or None if FORMATS does not have it.
 
     `fields` are those of its config.json.
     """

@@ -40,7 +40,7 @@ CONFIG: dict[str, Any] = {
     "rotary_emb_scale_base": None, "rotary_scaling_factor": None, "type_vocab_size": 2, "use_flash_attn": True,
     "use_rms_norm": False, "use_xentropy": True, "vocab_size": VOCABULARY,
 }  # fmt: skip
-# As nomic-embed-text-v2-moe's, smaller.
+# The fields of nomic-embed-text-v2-moe with smaller values.
 EXPERTS: dict[str, Any] = {
     "activation_function": "gelu", **dict.fromkeys(("qkv_proj_bias", "mlp_fc1_bias", "mlp_fc2_bias"), True),
     "expert_choice_router": False, "ffn_div": 1, "moe_every_n_layers": 2, "moe_impl": "megablocks",

@@ -1,4 +1,4 @@
-"""Workers of a run, forked from a process that has imported everything: a start takes no time."""
+"""Forks the workers of a run from a process that has imported their modules, because imports take seconds."""
 
 from __future__ import annotations
 

@@ -116,7 +116,7 @@ def test_one_of_them_may_die(pair: Live) -> None:
         asked = [pool.submit(right, pair, [101, 1000 + number, 102]) for number in range(100)]
         until(lambda: sum(future.done() for future in asked) > 20, what="the first responses")
         os.kill(pair.engine_pids[0], signal.SIGKILL)
-        # What it owed went to the other one.
+        # The other one ran its requests.
         assert all(future.result() for future in asked)
     assert pair.get("/readyz").status_code == 200
     until(lambda: [pair.metrics()[f'embert_engine_up{{engine="{i}"}}'] for i in range(2)] == [1, 1])
