@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from embert.engine import (
+        Decision,
         Engine,
         Entity,
         LabelScore,
+        Question,
         Ranked,
         SparseVector,
         Task,
@@ -26,9 +28,11 @@ if TYPE_CHECKING:
     )
 
 __all__ = [
+    "Decision",
     "Engine",
     "Entity",
     "LabelScore",
+    "Question",
     "Ranked",
     "SparseVector",
     "Task",

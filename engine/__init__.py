@@ -9,7 +9,8 @@ huggingface_hub are imported only where they are needed.
 Packages and modules, each of which imports only from those before it: `files` (hub, JSON, safetensors), `models`
 (config.json → EncoderConfig), `heads` (what follows the last layer), `model` (a model directory, described), `weights`
 (tensors and adapters), `quantization` (int8, defined in numpy), `tokenization` (texts → ids), `encoders` (ids → rows),
-`entities` (rows of tokens → entities), `int8_accuracy` (what int8 costs), `loader`, `engine`.
+`entities` (rows of tokens → entities), `decisions` (questions → pairs, logits → decisions), `int8_accuracy` (what int8
+costs), `loader`, `engine`.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from embert.engine import errors
 
 if TYPE_CHECKING:
     from embert.engine.batch import PackedBatch, SparseVector, TaskOutput, pack
+    from embert.engine.decisions import Decision, Option, Question
     from embert.engine.encoders.base import Encoder
     from embert.engine.engine import Engine
     from embert.engine.entities import Entity
@@ -32,13 +34,16 @@ if TYPE_CHECKING:
     from embert.engine.tokenization.tokenizer import Tokenizer
 
 __all__ = [
+    "Decision",
     "Encoded",
     "Encoder",
     "Engine",
     "Entity",
     "LabelScore",
     "Model",
+    "Option",
     "PackedBatch",
+    "Question",
     "Ranked",
     "SparseVector",
     "Task",
@@ -52,13 +57,16 @@ __all__ = [
 ]
 
 _MODULES = {
+    "Decision": "embert.engine.decisions",
     "Encoded": "embert.engine.tokenization.encoded",
     "Encoder": "embert.engine.encoders.base",
     "Engine": "embert.engine.engine",
     "Entity": "embert.engine.entities",
     "LabelScore": "embert.engine.heads.scores",
     "Model": "embert.engine.model",
+    "Option": "embert.engine.decisions",
     "PackedBatch": "embert.engine.batch",
+    "Question": "embert.engine.decisions",
     "Ranked": "embert.engine.heads.scores",
     "TaskOutput": "embert.engine.batch",
     "SparseVector": "embert.engine.batch",

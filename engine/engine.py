@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from embert.engine.batch import SparseVector, TaskOutput, cumulative
+from embert.engine.decisions import Decision, Question, check_questions, read_decisions, second_texts
 from embert.engine.encode_batches import encode_batches
 from embert.engine.encoders.base import Encoder, check_finite
 from embert.engine.entities import DEFAULT_IGNORED, STRATEGIES, Aggregation, Entity, EntityOptions, entities_of
@@ -311,6 +312,29 @@ class Engine:
             logits = self._logits(classifier, encoded, options)
             results.append(zero_shot_labels(logits, labels, classifier.entailment, multi_label=multi_label))
         return results
+
+    def decide(self, state: str, questions: Sequence[Question], **options: Unpack[ScoreOptions]) -> list[Decision]:
+        """Probabilities for the options of each question about a text, in the order of the questions.
+
+        A model of natural language inference reads a hypothesis for each option. A state that is too long is cut, a
+        question is not. `raw` and `prompt_name` do not apply. Raises InputError for another model, for too many
+        questions or options, and as `score` does.
+        """
+        if "decide" not in self.model.task_names:
+            raise InputError(
+                f"does not have the task decide; it has {', '.join(self.model.task_names)}",
+                param="questions",
+                subject=self.model.model_id,
+            )
+        _check_options(options)
+        check_text(state, "state")
+        check_questions(questions)
+        tokenize = TokenizeOptions(
+            truncate=options.get("truncate", True), param="state", second_param="questions", only_first=True
+        )
+        encoded = self.tokenizer.encode_pairs([state], second_texts(questions), tokenize)
+        logits = self._logits(self._classifier("questions"), encoded, options)
+        return read_decisions(self.model, questions, logits)
 
     def entities(
         self,

@@ -91,13 +91,14 @@ class Model:
     def task_names(self) -> list[str]:
         """The same for people.
 
-        A classifier of one label and a model of late interaction also rerank; a label of entailment makes zero-shot.
+        A classifier of one label and a model of late interaction also rerank; a label of entailment makes zero-shot,
+        and decides.
         """
         names, classifier = task_names(self.tasks), self.heads.classifier
         if self.late_interaction is not None or (classifier is not None and len(classifier.labels) == 1):
             names.append("rerank")
         if classifier is not None and classifier.entailment is not None:
-            names.append("zero_shot")
+            names += ["zero_shot", "decide"]
         return names
 
 

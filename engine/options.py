@@ -129,12 +129,15 @@ def resolve_limit(
     return limit
 
 
-def missing_tasks(model: Model, tasks: Task, *, reranks: bool = False, entails: bool = False) -> list[str]:
+def missing_tasks(
+    model: Model, tasks: Task, *, reranks: bool = False, entails: bool = False, decides: bool = False
+) -> list[str]:
     """Returns the names of the tasks that the model does not have.
 
-    `reranks` requires a classifier of one label or late interaction, `entails` a label of entailment.
+    `reranks` requires a classifier of one label or late interaction, `entails` a label of entailment, `decides` that or
+    a head for decisions.
     """
-    for name, required in (("rerank", reranks), ("zero_shot", entails)):
+    for name, required in (("rerank", reranks), ("zero_shot", entails), ("decide", decides)):
         if required and name not in model.task_names:
             return [name]
     return task_names(tasks & ~model.tasks)

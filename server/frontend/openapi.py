@@ -15,6 +15,7 @@ from embert.server.config import ServeConfig
 from embert.server.frontend.routes import TASKS, TaskRoute, tasks_by_path
 from embert.server.http.errors import ErrorFormat
 from embert.server.protocols.cohere import CohereError
+from embert.server.protocols.decisions import TypeSafeError
 from embert.server.protocols.ollama import OllamaError
 from embert.server.protocols.openai import OpenAIError
 from embert.server.protocols.tei import TeiError
@@ -28,6 +29,7 @@ ERROR_MODELS: dict[ErrorFormat, type[BaseModel]] = {
     ErrorFormat.OLLAMA: OllamaError,
     ErrorFormat.OPENAI: OpenAIError,
     ErrorFormat.TEI: TeiError,
+    ErrorFormat.TYPESAFE: TypeSafeError,
 }
 
 _ERRORS = {
@@ -64,8 +66,8 @@ def description(registry: ModelRegistry) -> str:
     models = [f"* `{handle.served.name}`: {', '.join(handle.served.task_names)}" for handle in registry.all]
     return "\n".join(
         (
-            "Embeddings, scores, labels and entities from encoders and decoders, in the protocols of OpenAI, "
-            "text-embeddings-inference, Cohere, Ollama, vLLM, NVIDIA and Hugging Face's pipelines.",
+            "Embeddings, scores, labels, entities and decisions from encoders and decoders, in the protocols of "
+            "OpenAI, text-embeddings-inference, Cohere, Ollama, vLLM, NVIDIA, TypeSafe and Hugging Face's pipelines.",
             "",
             f"The model{'s' * registry.several} of this server:",
             "",
@@ -117,8 +119,9 @@ def _operation(task: TaskRoute, path: str, names: dict[Any, Any], served: Served
         content["application/json"]["schema"] = {"anyOf": [names[response, "validation"] for response in responses]}
     name_parameter = re.search(r"\{(\w+)\}", path)
     parameter = {"in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
-    lacking = 424 if task.error_format is ErrorFormat.TEI else 400
-    errors = {**_ERRORS, lacking: _ERRORS[lacking] + _MISSING} if task.needs | task.needs_one else _ERRORS
+    lacking = 424 if task.error_format is ErrorFormat.TEI or task.decides else 400
+    can_lack = task.needs | task.needs_one or task.decides
+    errors = {**_ERRORS, lacking: _ERRORS[lacking] + _MISSING} if can_lack else _ERRORS
     operation = {
         "tags": [task.error_format.value],
         "summary": task.summary if path == task.path else f"Alias of {task.path}",

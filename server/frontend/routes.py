@@ -24,6 +24,7 @@ from embert.server.frontend.operations import Health, Operations, Readiness
 from embert.server.http.errors import ErrorFormat, ErrorFormats
 from embert.server.protocols import (
     cohere,
+    decisions,
     hugging_face,
     nvidia,
     ollama,
@@ -77,6 +78,7 @@ class TaskRoute(Route):
     needs_one: Task = NO_TASK  # and at least one of these; the request says which
     reranks: bool = False  # the model must be a classifier of one label, or of late interaction
     entails: bool = False  # the model must have a label of entailment
+    decides: bool = False  # the model must decide
     also: tuple[str, ...] = ()  # the paths of other rows whose requests it takes too
     raw: bool = False  # `Accept: application/octet-stream` gets raw float32 rows
 
@@ -87,7 +89,7 @@ class TaskRoute(Route):
 
     @property
     def capability(self) -> Capability:
-        return Capability(self.needs, self.needs_one, self.reranks, self.entails)
+        return Capability(self.needs, self.needs_one, self.reranks, self.entails, self.decides)
 
     def suits(self, model: Model) -> bool:
         return self.capability.suits(model)
@@ -112,6 +114,7 @@ class Operation(Route):
 
 
 COHERE, OLLAMA, OPENAI, TEI = ErrorFormat.COHERE, ErrorFormat.OLLAMA, ErrorFormat.OPENAI, ErrorFormat.TEI
+TYPESAFE = ErrorFormat.TYPESAFE
 
 MODELS_PREFIX = "/models/"
 # Paths of several rows, of which a model has one: see tasks_by_path.
@@ -242,6 +245,21 @@ ROUTES: tuple[TaskRoute | Operation, ...] = (
         hugging_face.token_classify, hugging_face.TokenClassifyRequest, hugging_face.Entities,
         {"inputs": "Angela lives in Berlin", "aggregation_strategy": "simple"},
         aliases=SHARED_PATHS, needs=Task.TOKEN_CLASSES,
+    ),
+    TaskRoute(
+        "/v1/decisions", OPENAI, "Probabilities for the options of questions, OpenAI's way",
+        decisions.decisions, decisions.DecisionsRequest, decisions.Decisions,
+        {"input": "The screen is broken", "questions": [{"type": "predicate", "instructions": "An item is damaged"}]},
+        decides=True,
+    ),
+    TaskRoute(
+        "/v1/systemone", TYPESAFE, "Probabilities for the options of questions, TypeSafe's way",
+        decisions.system_one, decisions.SystemOneRequest, decisions.SystemOne,
+        {
+            "state": "The screen is broken",
+            "questions": {"damaged": {"type": "noul", "instructions": "An item is damaged"}},
+        },
+        aliases=("/v1/decide",), decides=True,
     ),
     TaskRoute(
         "/tokenize", TEI, "Texts to tokens, TEI's way or vLLM's",

@@ -15,7 +15,7 @@ They have the field, the value and the limit, never the text itself.
     * HeadTooLarge            431
   * Unauthorized              401
   * InferenceFailed           424
-  * TaskMissing               424 on TEI's routes, 400 on others
+  * TaskMissing               424 on TEI's routes and on those of decisions, 400 on others
   * Overloaded                429
   * Unavailable               503
 """
@@ -36,6 +36,7 @@ class ErrorFormat(Enum):
     TEI = "TEI"
     COHERE = "Cohere"
     OLLAMA = "Ollama"
+    TYPESAFE = "TypeSafe"
 
 
 ErrorFormats = Mapping[str, ErrorFormat]  # by path; has every path
@@ -182,9 +183,14 @@ class InferenceFailed(ServerError):
 
 
 class TaskMissing(ServerError):
-    """424 on TEI's routes, 400 on others: the model does not have the task."""
+    """424 on TEI's routes and on those of decisions, 400 on others: the model does not have the task."""
 
     status, openai_type, outcome = 424, "invalid_request_error", CLIENT_ERROR
+
+    def __init__(self, reason: str, *, is_general: bool = False) -> None:
+        """`is_general`: 424 in the form of any API."""
+        super().__init__(reason)
+        self.is_general = is_general
 
 
 class Overloaded(ServerError):

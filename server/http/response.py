@@ -4,10 +4,12 @@ TEI routes send     {"error": message, "error_type": type}
 OpenAI routes send  {"error": {"message", "type", "param", "code"}}
 Cohere routes send  {"id": id, "message": message}
 Ollama routes send  {"error": message}
+TypeSafe routes send {"detail": [{"loc": ["body", field, …], "msg": message, "type": type}]}, or {"detail": message}
 """
 
 from __future__ import annotations
 
+import re
 import uuid
 from typing import NamedTuple
 
@@ -40,6 +42,11 @@ def error_body(error: ServerError, error_format: ErrorFormat) -> bytes:
     if error_format is ErrorFormat.OLLAMA:
         # Its clients recognize a missing model by these words, and then offer to fetch it.
         return orjson.dumps({"error": f"model not found: {message}" if isinstance(error, ModelUnknown) else message})
+    if error_format is ErrorFormat.TYPESAFE:
+        location = ["body", *re.findall(r"[^.\[\]]+", f"{error.param}{error.path}")] if error.param else []
+        return orjson.dumps(
+            {"detail": [{"loc": location, "msg": message, "type": "value_error"}] if location else message}
+        )
     return orjson.dumps({"error": message, "error_type": error.tei_type})
 
 
@@ -55,8 +62,10 @@ def error_response(error: ServerError, error_format: ErrorFormat) -> Response:
         headers.append((b"www-authenticate", b"Bearer"))
     if error.status == 415:
         headers.append((b"accept-encoding", b"identity"))
-    is_task_missing = error.status == 424 and error_format is not ErrorFormat.TEI and isinstance(error, TaskMissing)
-    return Response(400 if is_task_missing else error.status, headers, body, error.message, error.outcome)
+    status = error.status
+    if status == 424 and error_format is not ErrorFormat.TEI and isinstance(error, TaskMissing):
+        status = 424 if error.is_general else 400
+    return Response(status, headers, body, error.message, error.outcome)
 
 
 async def send_response(send: Send, response: Response) -> None:

@@ -23,7 +23,9 @@ SCORES = f"{PAIRS} classify"
 PIPELINES = "token_classify zero_shot"
 OLLAMA = "ollama_embed ollama_embeddings ollama_show"
 PATH_MODEL = f"{TEI_VECTORS} similarity similarity.parameters predict {PIPELINES} decode vertex"
-ALL = f"{VECTORS} {SCORES} cohere_rerank ranking predict {PIPELINES} tokenize detokenize decode vertex {OLLAMA}"
+DECISIONS = "decisions systemone"
+OTHERS = f"{PIPELINES} {DECISIONS} tokenize detokenize decode vertex {OLLAMA}"
+ALL = f"{VECTORS} {SCORES} cohere_rerank ranking predict {OTHERS}"
 _NESTED = ("similarity.inputs", "similarity.parameters", "predict.parameters")  # objects in a body
 
 # Fields by name, for each route and for each object in a body.
@@ -282,6 +284,18 @@ _refused("is_split_into_words", PIPELINES, "HUGGING_FACE", "a text is one string
 _refused("offset_mapping delimiter", PIPELINES, "HUGGING_FACE", "the tokenizer says where tokens are")
 _refused("grouped_entities ignore_subwords", PIPELINES, "HUGGING_FACE", "older names of `aggregation_strategy`")
 
+# --- decisions ---
+
+_honored("input questions", "decisions", "OPENAI VLLM")
+_honored("state questions", "systemone", "TYPESAFE VLLM")
+_honored("model", DECISIONS, "OPENAI TYPESAFE VLLM")
+_harmless("safety_identifier", "decisions", "OPENAI VLLM", "it names the user")
+_harmless("prompt_cache_key prompt_cache_options", "decisions", "OPENAI", "no response is kept for other requests")
+_refused("images assets audio videos", DECISIONS, "TYPESAFE", "models read texts only", unless=([], {}))
+_refused("stream", DECISIONS, "OPENAI", "a response comes as a whole", unless=(False,))
+_refused("instructions", DECISIONS, "VLLM", "each question has its own")
+_refused("chat_template_kwargs", DECISIONS, "VLLM", "thinking is off", unless=({}, {"enable_thinking": False}))
+
 # --- tokens ---
 
 _honored("add_special_tokens", "tokenize", "TEI VLLM")
@@ -299,7 +313,8 @@ ELSEWHERE = "other routes have it, and this one does not read it"
 _INPUTS = frozenset(
     {
         "data", "data_1", "data_2", "documents", "ids", "input", "inputs", "instances", "items", "model", "parameters",
-        "name", "passages", "prompt", "queries", "query", "text", "text_1", "text_2", "texts", "tokens",
+        "name", "passages", "prompt", "queries", "query", "questions", "state", "text", "text_1", "text_2",
+        "texts", "tokens",
     }
 )  # fmt: skip
 

@@ -153,11 +153,14 @@ class Capability:
     needs_one: Task = NO_TASK  # and at least one of these, if there are any
     reranks: bool = False  # and one label, or late interaction
     entails: bool = False  # and a label of entailment, for zero-shot classes
+    decides: bool = False  # and probabilities for the options of questions
 
     def suits(self, model: Model) -> bool:
         """True if the model meets all of them."""
         has_one = bool(self.needs_one & model.tasks) or not self.needs_one
-        return has_one and not missing_tasks(model, self.needs, reranks=self.reranks, entails=self.entails)
+        return has_one and not missing_tasks(
+            model, self.needs, reranks=self.reranks, entails=self.entails, decides=self.decides
+        )
 
 
 class ServedModel:
@@ -204,19 +207,22 @@ class ServedModel:
         """Names of the model's tasks."""
         return self._model.task_names
 
-    def check_tasks(self, needed: Task, *, reranks: bool = False, entails: bool = False) -> None:
-        """Raises TaskMissing unless the model has all these tasks; `reranks` and `entails`: see Capability."""
-        if not reranks and not entails and not int(needed) & ~self._tasks:
+    def check_tasks(self, needed: Task, *, reranks: bool = False, entails: bool = False, decides: bool = False) -> None:
+        """Raises TaskMissing unless the model has all these tasks; the others: see Capability."""
+        if not (reranks or entails or decides) and not int(needed) & ~self._tasks:
             return
-        if missing := missing_tasks(self._model, needed, reranks=reranks, entails=entails):
+        if missing := missing_tasks(self._model, needed, reranks=reranks, entails=entails, decides=decides):
             word = f"task{'s' * (len(missing) > 1)} {', '.join(missing)}"
             labels = len(self.classifier.labels) if reranks and Task.CLASSIFY in self._model.tasks else 1
             why = f", which needs a model of one label and not of {labels}" if labels > 1 else ""
             if entails:
                 why = ", which needs a classifier with a label that begins with entail"
+            if decides:
+                why = ", which needs a classifier with a label that begins with entail, or a model that decides"
             raise TaskMissing(
                 f"{self.name} does not have the {word}{why}; it has {', '.join(self.task_names)}"
-                f"{self.elsewhere(Capability(needed, reranks=reranks, entails=entails))}"
+                f"{self.elsewhere(Capability(needed, reranks=reranks, entails=entails, decides=decides))}",
+                is_general=decides,
             )
 
     def elsewhere(self, capability: Capability) -> str:

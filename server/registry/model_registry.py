@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 from collections.abc import Collection, Mapping, Sequence
 
 from embert.engine import Tokenizer, load_model
 from embert.engine.errors import EngineError
+from embert.engine.tasks import NO_TASK
 from embert.engine.tokenization.tokenizer import UNBROKEN_CHARACTERS
 from embert.server.config import ServeConfig
 from embert.server.engine_client.router import Router
@@ -194,14 +196,14 @@ class ModelSelector:
     def can(self) -> bool:
         """True if the default model supports this route."""
         capability = self._capability
-        return self.default.served.suits(
-            Capability(capability.needs, reranks=capability.reranks, entails=capability.entails)
-        )
+        return self.default.served.suits(dataclasses.replace(capability, needs_one=NO_TASK))
 
     def check(self, handle: ModelHandle) -> None:
         """Raises TaskMissing if a model lacks a capability of the route."""
         capability = self._capability
-        handle.served.check_tasks(capability.needs, reranks=capability.reranks, entails=capability.entails)
+        handle.served.check_tasks(
+            capability.needs, reranks=capability.reranks, entails=capability.entails, decides=capability.decides
+        )
 
     def find(self, names: tuple[str | None, ...], capability: Capability | None = None) -> ModelHandle:
         """Returns the model that all `names` refer to. Without a name, it is the first with the request's `capability`.

@@ -37,6 +37,7 @@ class Api(Enum):
     NVIDIA = "NVIDIA NIM"
     HUGGING_FACE = "Hugging Face"
     XINFERENCE = "Xinference"
+    TYPESAFE = "TypeSafe"
     EMBERT = "embert"
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import codecs
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args
+from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args, get_origin
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, FailFast, Field, ValidationError
 from pydantic_core import from_json
@@ -174,7 +174,8 @@ def _translate(schema: type[RequestBody], values: Mapping[str, Any]) -> Translat
             continue
         if value is None and not field.is_required():
             del translated.values[name]
-        kinds = (field.annotation, *get_args(field.annotation))
+        # A dict's values are objects with names of the client's.
+        kinds = (field.annotation, *(() if get_origin(field.annotation) is dict else get_args(field.annotation)))
         kind = next((type_ for type_ in kinds if isinstance(type_, type) and issubclass(type_, RequestBody)), None)
         if kind is not None and isinstance(value, dict):
             try:

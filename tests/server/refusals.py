@@ -16,6 +16,9 @@ def message(response: httpx.Response) -> str:
     if "error_type" in body:
         assert body.keys() == {"error", "error_type"}
         return str(body["error"])
+    if "detail" in body:
+        assert body.keys() == {"detail"}
+        return str(body["detail"] if isinstance(body["detail"], str) else body["detail"][0]["msg"])
     assert body.keys() == {"error"}
     if response.request.url.path.startswith("/api/"):
         return str(body["error"])

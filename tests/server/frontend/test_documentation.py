@@ -101,8 +101,8 @@ def test_every_group_of_keyless_routes_can_be_chosen() -> None:
 def server_for(request: pytest.FixtureRequest, path: str, command: str = "") -> Live:
     """A server whose model has the task of a route."""
     row = next((row for row in TASKS if path in row.paths), None)
-    if row is not None and (row.entails or row.needs == Task.TOKEN_CLASSES):
-        return cast("Live", request.getfixturevalue("nli" if row.entails else "tagger"))
+    if row is not None and (row.entails or row.decides or row.needs == Task.TOKEN_CLASSES):
+        return cast("Live", request.getfixturevalue("tagger" if row.needs == Task.TOKEN_CLASSES else "nli"))
     if row is not None and (row.reranks or row.needs == Task.CLASSIFY):
         return cast("Live", request.getfixturevalue("reranker" if row.reranks else "classifier"))
     several = row is not None and (row.needs == Task.SPARSE or not command or "sparse" in command)

@@ -1,0 +1,148 @@
+"""Typed decisions: questions about a state, and a probability for each of their options. No text is generated.
+
+The state and a question become a pair of texts, or one pair for each option; the model's logits of them become the
+probabilities. Protocols translate their requests into `Question`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from embert.engine.errors import InputError
+from embert.engine.model import Model
+
+Kind = Literal["predicate", "choice", "score"]
+Floats = npt.NDArray[np.float32]
+
+MOST_QUESTIONS = 200
+MOST_OPTIONS: dict[Kind, int] = {"predicate": 2, "choice": 255, "score": 10}
+NAMES: dict[Kind, str] = {"predicate": "options", "choice": "choices", "score": "levels"}  # of options, in errors
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """One option of a question."""
+
+    text: str
+    description: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.text}: {self.description}" if self.description else self.text
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A question about the state. The options of a predicate are yes and no, those of a score its levels, in order."""
+
+    kind: Kind
+    instructions: str
+    options: tuple[Option, ...]
+    param: str = "questions"  # the field with the options, for errors
+
+    @classmethod
+    def predicate(cls, instructions: str, *, yes: str = "", no: str = "", param: str = "questions") -> Question:
+        """A statement or a yes/no question. `yes` and `no` describe both cases."""
+        return cls("predicate", instructions, (Option("yes", yes), Option("no", no)), param)
+
+    @classmethod
+    def choice(
+        cls, instructions: str, choices: Sequence[str] | Mapping[str, str], *, param: str = "questions"
+    ) -> Question:
+        """One of several choices, which may have descriptions."""
+        described = choices.items() if isinstance(choices, Mapping) else ((text, "") for text in choices)
+        return cls("choice", instructions, tuple(Option(*each) for each in described), param)
+
+    @classmethod
+    def score(cls, instructions: str, levels: Sequence[str], *, param: str = "questions") -> Question:
+        """A position on a scale of levels, the lowest one first."""
+        return cls("score", instructions, tuple(map(Option, levels)), param)
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """The probabilities of a question's options, which add up to 1."""
+
+    probabilities: tuple[float, ...]
+    label_mass: float | None = None  # share of the options in the probability of all tokens, where that was read
+
+    @property
+    def index(self) -> int:
+        """The most likely option, the first one of equals."""
+        return self.probabilities.index(max(self.probabilities))
+
+    @property
+    def score(self) -> float:
+        """The mean of the options' indices, weighted by their probabilities."""
+        return math.fsum(index * probability for index, probability in enumerate(self.probabilities))
+
+    @property
+    def confidence(self) -> float:
+        """Concentration of the probabilities: 1 less their entropy over its maximum."""
+        entropy = -math.fsum(each * math.log(each) for each in self.probabilities if each > 0)
+        return min(max(1 - entropy / math.log(len(self.probabilities)), 0.0), 1.0)
+
+
+def check_questions(questions: Sequence[Question], param: str = "questions") -> None:
+    """Raise InputError for too many or too few questions or options."""
+    if not 1 <= len(questions) <= MOST_QUESTIONS:
+        raise InputError(f"must have 1 to {MOST_QUESTIONS} questions, found {len(questions)}", param=param)
+    for question in questions:
+        count, most = len(question.options), MOST_OPTIONS[question.kind]
+        if not 2 <= count <= most:
+            raise InputError(f"must have 2 to {most} {NAMES[question.kind]}, found {count}", param=question.param)
+
+
+def pair_count(questions: Sequence[Question]) -> int:
+    """The number of pairs."""
+    return sum(map(_pairs_of, questions))
+
+
+def _pairs_of(question: Question) -> int:
+    return 1 if question.kind == "predicate" else len(question.options)
+
+
+def second_texts(questions: Sequence[Question]) -> list[str]:
+    """The second texts of the pairs, whose first text is the state.
+
+    A model of natural language inference reads a hypothesis for each option: the instructions, then the option. That of
+    a predicate is its statement alone, with the description of yes.
+    """
+    texts = []
+    for question in questions:
+        if question.kind == "predicate":
+            yes = question.options[0].description
+            texts.append(f"{question.instructions} {yes}" if yes else question.instructions)
+        else:
+            texts += [f"{question.instructions} {option}" for option in question.options]
+    return texts
+
+
+def read_decisions(model: Model, questions: Sequence[Question], logits: Floats) -> list[Decision]:
+    """The decisions from the logits of all pairs: float32 [pairs, labels].
+
+    A predicate is entailment against contradiction; other options are compared by their logits of entailment.
+    """
+    classifier = model.heads.classifier
+    assert classifier is not None  # noqa: S101 - callers check that the model decides
+    assert classifier.entailment is not None  # noqa: S101
+    yes, no = classifier.entailment, -1 if classifier.entailment == 0 else 0
+    decisions, start = [], 0
+    for question in questions:
+        count = _pairs_of(question)
+        rows = logits[start : start + count]
+        of_options = rows[0, [yes, no]] if question.kind == "predicate" else rows[:, yes]
+        decisions.append(Decision(softmax(of_options)))
+        start += count
+    return decisions
+
+
+def softmax(logits: Floats) -> tuple[float, ...]:
+    """The probabilities of logits [n], in float64."""
+    x = np.exp(logits.astype(np.float64) - float(logits.max()))
+    return tuple((x / x.sum()).tolist())
