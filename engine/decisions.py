@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from embert.engine.errors import InputError
 from embert.engine.model import Model
+from embert.engine.tasks import NO_TASK, Task
 
 Kind = Literal["predicate", "choice", "score"]
 Floats = npt.NDArray[np.float32]
@@ -88,31 +89,44 @@ class Decision:
         return min(max(1 - entropy / math.log(len(self.probabilities)), 0.0), 1.0)
 
 
-def check_questions(questions: Sequence[Question], param: str = "questions") -> None:
+def decision_tasks(model: Model, *, label_mass: bool = False) -> Task:
+    """The tasks of the pairs. Raises InputError for `label_mass` of a model that is not a language model."""
+    if label_mass and model.heads.decider is None:
+        raise InputError("is of language models only", param="label_mass", subject=model.model_id)
+    return (Task.DECIDE if model.heads.decider else Task.CLASSIFY) | (Task.LABEL_MASS if label_mass else NO_TASK)
+
+
+def check_questions(model: Model, questions: Sequence[Question], param: str = "questions") -> None:
     """Raise InputError for too many or too few questions or options."""
     if not 1 <= len(questions) <= MOST_QUESTIONS:
         raise InputError(f"must have 1 to {MOST_QUESTIONS} questions, found {len(questions)}", param=param)
+    decider = model.heads.decider
+    labels = MOST_OPTIONS["choice"] if decider is None else len(decider.classifier.labels)
     for question in questions:
-        count, most = len(question.options), MOST_OPTIONS[question.kind]
+        count, most = len(question.options), min(MOST_OPTIONS[question.kind], labels)
         if not 2 <= count <= most:
             raise InputError(f"must have 2 to {most} {NAMES[question.kind]}, found {count}", param=question.param)
 
 
-def pair_count(questions: Sequence[Question]) -> int:
+def pair_count(model: Model, questions: Sequence[Question]) -> int:
     """The number of pairs."""
-    return sum(map(_pairs_of, questions))
+    return sum(_pairs_of(model, question) for question in questions)
 
 
-def _pairs_of(question: Question) -> int:
-    return 1 if question.kind == "predicate" else len(question.options)
+def _pairs_of(model: Model, question: Question) -> int:
+    return 1 if model.heads.decider or question.kind == "predicate" else len(question.options)
 
 
-def second_texts(questions: Sequence[Question]) -> list[str]:
+def second_texts(model: Model, questions: Sequence[Question]) -> list[str]:
     """The second texts of the pairs, whose first text is the state.
 
-    A model of natural language inference reads a hypothesis for each option: the instructions, then the option. That of
-    a predicate is its statement alone, with the description of yes.
+    A language model reads the question and its options, each with a label. A model of natural language inference reads
+    a hypothesis for each option: the instructions, then the option. That of a predicate is its statement alone, with
+    the description of yes.
     """
+    decider = model.heads.decider
+    if decider is not None:
+        return [_labeled(question, decider.classifier.labels) for question in questions]
     texts = []
     for question in questions:
         if question.kind == "predicate":
@@ -123,26 +137,48 @@ def second_texts(questions: Sequence[Question]) -> list[str]:
     return texts
 
 
-def read_decisions(model: Model, questions: Sequence[Question], logits: Floats) -> list[Decision]:
-    """The decisions from the logits of all pairs: float32 [pairs, labels].
+def _labeled(question: Question, labels: Sequence[str]) -> str:
+    lines = [f"{label}. {option}" for label, option in zip(labels, question.options, strict=False)]
+    return "\n".join((question.instructions, "", *lines, "", "Answer with the label of one option only."))
 
-    A predicate is entailment against contradiction; other options are compared by their logits of entailment.
+
+def read_decisions(
+    model: Model, questions: Sequence[Question], logits: Floats, masses: Floats | None = None
+) -> list[Decision]:
+    """The decisions from the logits of all pairs: float32 [pairs, labels]. `masses` [pairs, 1] are LABEL_MASS.
+
+    To a model of natural language inference a predicate is entailment against contradiction; other options are compared
+    by their logits of entailment.
     """
-    classifier = model.heads.classifier
-    assert classifier is not None  # noqa: S101 - callers check that the model decides
-    assert classifier.entailment is not None  # noqa: S101
-    yes, no = classifier.entailment, -1 if classifier.entailment == 0 else 0
     decisions, start = [], 0
     for question in questions:
-        count = _pairs_of(question)
-        rows = logits[start : start + count]
-        of_options = rows[0, [yes, no]] if question.kind == "predicate" else rows[:, yes]
-        decisions.append(Decision(softmax(of_options)))
+        count = _pairs_of(model, question)
+        of_options = _logits_of_options(model, question, logits[start : start + count])
+        mass = None
+        if masses is not None:
+            mass = min(math.exp(_log_sum(of_options) - float(masses[start, 0])), 1.0)
+        decisions.append(Decision(_softmax(of_options), mass))
         start += count
     return decisions
 
 
-def softmax(logits: Floats) -> tuple[float, ...]:
-    """The probabilities of logits [n], in float64."""
+def _logits_of_options(model: Model, question: Question, rows: Floats) -> Floats:
+    """float32 [options], from the rows of a question's pairs."""
+    if model.heads.decider is not None:
+        return rows[0, : len(question.options)]
+    classifier = model.heads.classifier
+    assert classifier is not None  # noqa: S101 - callers check that the model decides
+    assert classifier.entailment is not None  # noqa: S101
+    yes, no = classifier.entailment, -1 if classifier.entailment == 0 else 0
+    return rows[0, [yes, no]] if question.kind == "predicate" else rows[:, yes]
+
+
+def _log_sum(logits: Floats) -> float:
+    """The logarithm of the sum of exponentials."""
+    largest = float(logits.max())
+    return largest + math.log(math.fsum(np.exp(logits.astype(np.float64) - largest).tolist()))
+
+
+def _softmax(logits: Floats) -> tuple[float, ...]:
     x = np.exp(logits.astype(np.float64) - float(logits.max()))
     return tuple((x / x.sum()).tolist())

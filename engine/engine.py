@@ -11,7 +11,14 @@ import numpy as np
 import numpy.typing as npt
 
 from embert.engine.batch import SparseVector, TaskOutput, cumulative
-from embert.engine.decisions import Decision, Question, check_questions, read_decisions, second_texts
+from embert.engine.decisions import (
+    Decision,
+    Question,
+    check_questions,
+    decision_tasks,
+    read_decisions,
+    second_texts,
+)
 from embert.engine.encode_batches import encode_batches
 from embert.engine.encoders.base import Encoder, check_finite
 from embert.engine.entities import DEFAULT_IGNORED, STRATEGIES, Aggregation, Entity, EntityOptions, entities_of
@@ -313,12 +320,22 @@ class Engine:
             results.append(zero_shot_labels(logits, labels, classifier.entailment, multi_label=multi_label))
         return results
 
-    def decide(self, state: str, questions: Sequence[Question], **options: Unpack[ScoreOptions]) -> list[Decision]:
+    def decide(
+        self,
+        state: str,
+        questions: Sequence[Question],
+        *,
+        label_mass: bool = False,
+        truncate: bool = True,
+        batch_tokens: int | None = None,
+        progress: Callable[[int], None] | None = None,
+    ) -> list[Decision]:
         """Probabilities for the options of each question about a text, in the order of the questions.
 
-        A model of natural language inference reads a hypothesis for each option. A state that is too long is cut, a
-        question is not. `raw` and `prompt_name` do not apply. Raises InputError for another model, for too many
-        questions or options, and as `score` does.
+        A language model reads each question with its options, a model of natural language inference a hypothesis for
+        each option. A state that is too long is cut, a question is not. `label_mass` reads the whole vocabulary of a
+        language model: the share of the options in it. The other options are those of `embed`. Raises InputError for
+        another model, for too many questions or options, and as `embed` does.
         """
         if "decide" not in self.model.task_names:
             raise InputError(
@@ -326,15 +343,27 @@ class Engine:
                 param="questions",
                 subject=self.model.model_id,
             )
-        _check_options(options)
+        _check_flags(label_mass=label_mass, truncate=truncate)
         check_text(state, "state")
-        check_questions(questions)
-        tokenize = TokenizeOptions(
-            truncate=options.get("truncate", True), param="state", second_param="questions", only_first=True
-        )
-        encoded = self.tokenizer.encode_pairs([state], second_texts(questions), tokenize)
-        logits = self._logits(self._classifier("questions"), encoded, options)
-        return read_decisions(self.model, questions, logits)
+        check_questions(self.model, questions)
+        tasks = decision_tasks(self.model, label_mass=label_mass)
+        tokenize = TokenizeOptions(truncate=truncate, param="state", second_param="questions", only_first=True)
+        encoded = self.tokenizer.encode_pairs([state], second_texts(self.model, questions), tokenize)
+        empty = np.empty(0, np.float32)
+        rows = {task: [empty] * encoded.sequences for task in tasks}
+        for numbers, outputs in encode_batches(
+            self.encoder,
+            encoded,
+            tasks,
+            budget=batch_budget(self.model, self.encoder, batch_tokens),
+            progress=progress,
+        ):
+            for task, output in outputs.items():
+                check_finite(output, numbers, "question")
+                for number, row in zip(numbers.tolist(), output.values, strict=True):
+                    rows[task][number] = row
+        main, *masses = (np.stack(of_task) for of_task in rows.values())
+        return read_decisions(self.model, questions, main, *masses)
 
     def entities(
         self,

@@ -47,7 +47,8 @@ def _task_of(model: Model) -> Task:
 def encode_sentences(model: Model, *, on_cpu: bool) -> Encoded:
     """Tokenize the sentences. A model of one score reads each of them paired with the next one."""
     tokenizer, texts, classifier = Tokenizer(model), _affordable(model.config, on_cpu=on_cpu), model.heads.classifier
-    if _task_of(model) == Task.CLASSIFY and classifier is not None and len(classifier.labels) == 1:
+    scores = _task_of(model) == Task.CLASSIFY and classifier is not None and len(classifier.labels) == 1
+    if scores or _task_of(model) == Task.DECIDE:
         return tokenizer.encode_pairs(texts, [*texts[1:], texts[0]])
     return tokenizer.encode(texts, TokenizeOptions(is_query=False if _task_of(model) == Task.MULTI else None))
 

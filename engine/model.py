@@ -10,17 +10,18 @@ from pathlib import Path
 from typing import NamedTuple
 
 from embert.engine.errors import BrokenModel, EngineError, ModelNotFound, TakesNoPair, UnsupportedModel
-from embert.engine.files.chat_template import PairText, read_pair_text, template_of
+from embert.engine.files.chat_template import PairText, read_decision_text, read_pair_text, template_of
 from embert.engine.files.hub import Location, locate
 from embert.engine.files.json_files import check_keys, positive_int, read_object, read_optional
 from embert.engine.files.key_tables import CONFIG_OF_MODEL2VEC, CONFIG_SENTENCE_TRANSFORMERS
 from embert.engine.files.tokenizer_config import NO_LENGTH_LIMIT, TokenizerConfig, define, read_tokenizer_config
 from embert.engine.heads.checkpoints.classifier import logit_classifier, read_classifier, stored_classifier
+from embert.engine.heads.checkpoints.decider import read_label_decider
 from embert.engine.heads.checkpoints.late_interaction import is_stanford, marked_prompts
 from embert.engine.heads.checkpoints.published_reranker import published_format, score_tokens
 from embert.engine.heads.checkpoints.stored import named_groups, stored_in, stored_tensors, unused_tensors
 from embert.engine.heads.checkpoints.vector_heads import CONVERT, VectorHeads, read_vector_heads
-from embert.engine.heads.description import NO_HEADS, Classifier, Heads, MultiVector, TokenClassifier
+from embert.engine.heads.description import NO_HEADS, Classifier, Heads, LabelDecider, MultiVector, TokenClassifier
 from embert.engine.heads.modules import Modules, read_modules
 from embert.engine.heads.pooling import POOLINGS, Dense, Module, Quantize, check_weights, modes_of, width_after
 from embert.engine.lora import PEFT_PREFIX, Lora, placed, read_lora
@@ -175,7 +176,7 @@ class _Checkpoint:
             )
         self.config_path = self.weights / "config.json"
         self.config_fields = read_object(self.config_path)
-        self.published = None
+        self.published, self.undecided = None, ""
         if pooling is None and not (self.folder / "modules.json").is_file():
             self.published = published_format(self.model_id, self.folder, self.config_fields)
         self.library_path = self.folder / "config_sentence_transformers.json"
@@ -188,12 +189,14 @@ class _Checkpoint:
         classifier = self._read_classifier(config)
         tokenizer = self._read_tokenizer()
         prompts = self._read_prompts(config)
-        pair_text = self._read_pair_text(tokenizer, prompts, classifier)
+        decider, pair_text = self._read_decider(config, tokenizer, classifier)
+        if decider is None:
+            pair_text = self._read_pair_text(tokenizer, prompts, classifier)
         if self.module.messages:  # the template has the default prompt
             prompts = self._drop_prompts(prompts)
         tokenizer, prompts = self._add_markers(tokenizer, prompts)
         vector_heads = self._read_vector_heads(config, prompts, tokenizer)
-        embeds = vector_heads.embeds and (classifier is None or self.pooling is not None)
+        embeds = vector_heads.embeds and decider is None and (classifier is None or self.pooling is not None)
         if embeds:
             self._check_pooling(config, is_classifier=classifier is not None)
         pooling = "cls" if isinstance(classifier, Classifier) else "mean"
@@ -209,6 +212,7 @@ class _Checkpoint:
             vector_heads.sparse,
             multi_vector,
             classifier if isinstance(classifier, TokenClassifier) else None,
+            decider,
         )
         self._find_unused(config, heads, after_pooling, pooling if embeds else "")
         return Model(
@@ -320,6 +324,29 @@ class _Checkpoint:
             self.notices.append(f"{error}; pairs are read without it")
             return None
 
+    def _read_decider(
+        self, config: EncoderConfig, tokenizer: TokenizerConfig, classifier: Classifier | TokenClassifier | None
+    ) -> tuple[LabelDecider | None, PairText | None]:
+        """Read how a language model with a chat template decides, which is all that it is served for."""
+        is_plain = self.pooling is None and not (self.folder / "modules.json").is_file()
+        if not is_plain or classifier is not None or not self._architectures.endswith("ForCausalLM"):
+            return None, None
+        if config.tensors.language_model is None or not config.causal:
+            return None, None
+        try:
+            template = template_of(self.transformer, self.module.tokenizer)
+            if template is None:
+                return None, None
+            special = {name: token.content for name, token in tokenizer.special.items()}
+            pair_text = read_decision_text(*template, variables=special)
+            path = self.transformer / "tokenizer.json"
+            decider = read_label_decider(self.weights, self.config_fields, config, path, pair_text)
+        except UnsupportedModel as error:
+            self.undecided = f"; it does not decide, because {error}"
+            return None, None
+        self.notices.append("a language model with a chat template: it decides, and does nothing else")
+        return decider, pair_text
+
     def _drop_prompts(self, prompts: _Prompts) -> _Prompts:
         others = sorted(name for name in prompts.texts if name != prompts.default_name)
         if others:
@@ -367,7 +394,7 @@ class _Checkpoint:
                 f"{self.folder} has no pooling configuration and no classifier: "
                 f"{self._architectures or config.model_type} generates text, which is not served; to embed with it, "
                 "ask for --pooling last-token; to rerank with it, save it once with "
-                "sentence_transformers.CrossEncoder(…).save_pretrained(…)"
+                f"sentence_transformers.CrossEncoder(…).save_pretrained(…){self.undecided}"
             )
         elif self.modules.pooling is None:
             named = self._architectures

@@ -17,6 +17,8 @@ class Task(enum.IntFlag):
     SPARSE = 8  # (index, value) pairs of a sequence: weights of the vocabulary's tokens, non-zeros only
     MULTI = 16  # a vector a token, projected and of length 1: late interaction
     TOKEN_CLASSES = 32  # the logits of a token, one a label: entities are made of them
+    DECIDE = 64  # the logits of the options of a question
+    LABEL_MASS = 128  # the logarithm of the sum of the exponentials of a whole vocabulary's logits
 
 
 ALL_TASKS = tuple(Task)
@@ -29,6 +31,8 @@ _NAMES = {
     Task.SPARSE: "sparse",
     Task.MULTI: "multi_vector",
     Task.TOKEN_CLASSES: "token_classify",
+    Task.DECIDE: "decide",
+    Task.LABEL_MASS: "label_mass",
 }
 
 

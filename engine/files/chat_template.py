@@ -9,7 +9,7 @@ import dataclasses
 import json
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ RENDER_S = 60.0  # by the clock, on a busy machine too; render_template.py bound
 # Texts that no template treats specially, and others, with white space that templates may remove.
 SENTINELS = ("QUERY 7f3a", "DOCUMENT 91bc")
 INSTRUCTIONS = ("INSTRUCTION c41d", " {{ x }} <y>\n")
+BETWEEN = "\n\n"  # of a state and a question about it
 PROBES = ((" a  b \n", ""), ("", "\n\tc. "), ("<x> {{ y }}", "z" * 300))
 
 
@@ -87,17 +88,7 @@ def read_pair_text(
         return {"messages": messages, "add_generation_prompt": False, **variables}
 
     query, document = SENTINELS
-    pairs = (SENTINELS, (query, ""), ("", document), *PROBES)
-    first, without_document, without_query, *probed = _render(path, source, [rendering(*pair) for pair in pairs])
-    if first in (without_document, without_query):
-        raise TakesNoPair(f"{path}: the chat template takes no query and document")
-    before, _, rest = first.partition(query)
-    between, place, after = rest.partition(document)
-    pair_text = PairText(before, between, after)
-    if not place or probed != [pair_text.joined(*probe) for probe in PROBES]:
-        raise UnsupportedModel(
-            f"{path}: a chat template that does more than put text around a query and then a document is not supported"
-        )
+    pair_text = _text_around(path, source, rendering, PROBES)
 
     def instructed(instruction: str) -> dict[str, Any]:
         system = {"role": "system", "content": content(instruction)}
@@ -112,6 +103,40 @@ def read_pair_text(
     around = head, rest.partition(query)[0]
     wanted = [dataclasses.replace(pair_text, before=each.join(around)).joined(query, document) for each in INSTRUCTIONS]
     return dataclasses.replace(pair_text, instructed=around if texts == wanted else None)
+
+
+def read_decision_text(path: Path, source: str, *, variables: Mapping[str, Any]) -> PairText:
+    """The text around a state and a question about it, both of one user message, up to the first token of the reply.
+
+    Arguments and errors are those of `read_pair_text`. Thinking is off.
+    """
+
+    def rendering(state: str, question: str) -> dict[str, Any]:
+        messages = [{"role": "user", "content": f"{state}{BETWEEN}{question}"}]
+        return {"messages": messages, "add_generation_prompt": True, "enable_thinking": False, **variables}
+
+    # Templates may remove white space at both ends of a message.
+    probes = [(state.lstrip() or "a", question.rstrip() or "b") for state, question in PROBES]
+    return _text_around(path, source, rendering, probes)
+
+
+def _text_around(
+    path: Path, source: str, rendering: Callable[[str, str], dict[str, Any]], probes: Sequence[tuple[str, str]]
+) -> PairText:
+    """The text around two texts, by what a template makes of `rendering`. Raises as `read_pair_text`."""
+    query, document = SENTINELS
+    pairs = (SENTINELS, (query, ""), ("", document), *probes)
+    first, without_document, without_query, *probed = _render(path, source, [rendering(*pair) for pair in pairs])
+    if first in (without_document, without_query):
+        raise TakesNoPair(f"{path}: the chat template takes no query and document")
+    before, _, rest = first.partition(query)
+    between, place, after = rest.partition(document)
+    pair_text = PairText(before, between, after)
+    if not place or probed != [pair_text.joined(*probe) for probe in probes]:
+        raise UnsupportedModel(
+            f"{path}: a chat template that does more than put text around a query and then a document is not supported"
+        )
+    return pair_text
 
 
 def _render(path: Path, source: str, renderings: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -35,6 +35,7 @@ class Layer:
     activation: str  # "identity", "tanh", "relu", "sigmoid", "silu", "gelu" (with erf), "gelu_tanh"
     norm: Norm | None = None  # its tensors are in the same file
     difference: tuple[int, int | None] | None = None  # of one output: its weight is this row of the tensor, less that
+    rows: tuple[int, ...] = ()  # rows of a language model's matrix, one for each output
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +59,14 @@ class TokenClassifier:
 
     layers: tuple[Layer, ...]
     labels: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LabelDecider:
+    """Decisions of a language model: its logits of labels as the first token of its reply, from the last token."""
+
+    classifier: Classifier  # of the labels, each of them a token, such as A and B
+    vocabulary: Layer  # the whole matrix
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +171,7 @@ class Heads:
     sparse: Splade | TokenWeights | None = None
     multi_vector: MultiVector | None = None
     token_classifier: TokenClassifier | None = None
+    decider: LabelDecider | None = None
 
     @property
     def tasks(self) -> Task:
@@ -172,6 +182,7 @@ class Heads:
             Task.SPARSE: self.sparse,
             Task.MULTI: self.multi_vector,
             Task.TOKEN_CLASSES: self.token_classifier,
+            Task.DECIDE: self.decider,
         }
         for task, head in heads.items():
             if head is not None:

@@ -6,6 +6,7 @@ HuggingFace's `longest_first` says how many tokens of each text stay.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -34,6 +35,8 @@ CHUNK_TOKENS = 131_072  # of pairs that are laid end to end in one chunk
 # token of either is at stake.
 COMPARED_TOKENS = 65_536
 
+JOINT_TOKENS = 2  # that a text may have more next to another one than alone
+BYTES_A_CHARACTER = 4  # at most, in UTF-8: no token is less than a byte
 MOST_TOKEN_CHARACTERS = 64  # of a text on average: bounds what is read of one that is cut to a number of tokens
 
 Counts = npt.NDArray[np.int64]  # tokens of each text
@@ -136,8 +139,12 @@ class Pairs:
         if cuts:
             firsts = yield from self._shorten(firsts, options.first_limit, options.param, chunking)
             seconds = yield from self._shorten(seconds, options.second_limit, options.second_param, chunking)
-        firsts = [*firsts] * (len(seconds) if len(firsts) == 1 else 1)
         limit = min(options.limit or self._limit, self._limit) if cuts else self._limit
+        truncated = 0
+        if cuts and options.only_first:
+            whole, firsts = firsts, (yield from self._fit(pair_text, firsts, seconds, limit, options, chunking))
+            truncated = len(seconds) if whole != firsts else 0
+        firsts = [*firsts] * (len(seconds) if len(firsts) == 1 else 1)
         end = self._template_end(pair_text)
         added = 0
         if options.instruction is not None:
@@ -154,7 +161,7 @@ class Pairs:
             return too_long(index, tokens, self._limit, options.second_param, "more than ", "pair")
 
         bodies: list[bytes] = []
-        known = truncated = 0
+        known = 0
         # A query of many documents is in memory once for each pair of a group, not for all of them.
         sizes = [added + len(first) + len(second) for first, second in zip(firsts, seconds, strict=True)]
         for group in groups(sizes, chunking.chunk):
@@ -178,6 +185,41 @@ class Pairs:
         lengths = np.fromiter(map(len, bodies), np.int32, len(bodies)) // np.int32(ID_BYTES)
         _check_tokens(lengths, options)
         return Encoded(np.frombuffer(b"".join(bodies), np.int32), lengths, truncated)
+
+    def _fit(
+        self,
+        pair_text: PairText,
+        firsts: Sequence[str],
+        seconds: Sequence[str],
+        limit: int,
+        options: TokenizeOptions,
+        chunking: Chunking,
+    ) -> Chunks[Sequence[str]]:
+        """The first texts, each cut to the tokens that the longest second text leaves to it.
+
+        Raises InputError for a second text that leaves none.
+        """
+
+        def refuse(index: int, tokens: int) -> InputError:
+            return InputError(
+                f"has at least {tokens} tokens in the chat template; the limit is {limit}, and `{options.param}` needs "
+                "some; shorten it",
+                param=options.second_param,
+                subject=f"text {index}",
+            )
+
+        texts = [pair_text.joined("", second) for second in seconds]
+        uncut = dataclasses.replace(options, truncate=False)
+        bodies = yield from self._backend.read(
+            texts, uncut, chunking, capacity=limit, param=options.second_param, refuse=refuse
+        )
+        lengths = [len(body) // ID_BYTES for body in bodies]
+        left = limit - max(lengths, default=0) - JOINT_TOKENS
+        if left < 1:
+            raise refuse(lengths.index(max(lengths)), max(lengths))
+        if all(BYTES_A_CHARACTER * len(first) <= left for first in firsts):
+            return firsts
+        return (yield from self._shorten(firsts, left, options.param, chunking))
 
     def _instructed(
         self, pair_text: PairText, options: TokenizeOptions, most: int, chunking: Chunking

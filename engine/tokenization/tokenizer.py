@@ -11,12 +11,13 @@ import functools
 from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import cast
 
 import numpy as np
 
 from embert.engine.errors import BrokenModel, InputError, UnsupportedModel
-from embert.engine.heads.description import Role
+from embert.engine.heads.description import Classifier, Role
 from embert.engine.model import Model
 from embert.engine.tokenization.backend import ID_BYTES, Backend
 from embert.engine.tokenization.encoded import (
@@ -97,12 +98,22 @@ class Tokenizer:
         self.unknown_id = None if unknown is None else self._backend.id(unknown.content)
         self.has_subwords = self._backend.has_subwords  # whether a token says that it continues a word
         self._only_pairs = model.pair_text is not None
+        if model.heads.decider is not None and model.pair_text is not None:
+            self._check_labels(path, model.heads.decider.classifier, model.pair_text.after)
         self._include_prompt = model.include_prompt
         self._prompt_tokens = functools.lru_cache(PROMPTS)(self._count_prompt_tokens)
         capacity = self._frames[None].capacity
         part = max(LEAST_PART_CHARACTERS, min(CHUNK_CHARACTERS, CHARACTERS_PER_TOKEN * capacity))
         self.chunking = Chunking(part, CHUNK_CHARACTERS, most_unbroken)
         self._undivided = Chunking(part, UNDIVIDED_CHARACTERS, most_unbroken)
+
+    def _check_labels(self, path: Path, classifier: Classifier, end: str) -> None:
+        """Raise UnsupportedModel for a label that is not the only token behind the chat template."""
+        (row,) = classifier.layers
+        before, *found = self._backend.library_ids([end, *(end + label for label in classifier.labels)])
+        for label, token, body in zip(classifier.labels, row.rows, found, strict=True):
+            if body != before + _ids(token):
+                raise UnsupportedModel(f"{path}: the label {label} is not one token at the beginning of a reply")
 
     @property
     def probe(self) -> str:

@@ -264,20 +264,24 @@ class Checkpoint:
         prefix = f"{layer.name}." if layer.name else ""
         if layer.difference is not None:
             return self._row_difference(layer, *layer.difference), None
+        if layer.rows:
+            table = self.vocabulary(layer)
+            return Tensor(table.array[list(layer.rows)], table.dtype), None
         weight = self.of_head(f"{prefix}weight", (layer.outputs, layer.inputs), layer.file)
         return weight, self.of_head(f"{prefix}bias", (layer.outputs,), layer.file) if layer.bias else None
 
     def _row_difference(self, layer: Layer, plus: int, minus: int | None) -> Tensor:
         """A row of a language model's matrix less another: float32 [1, inputs]; of the word table without a name."""
-        vocabulary = self._tensors[WORD_EMBEDDINGS].shape[0]
-        if layer.name:
-            table = self.of_head(f"{layer.name}.weight", (vocabulary, layer.inputs))
-        else:
-            table = self._tensors[WORD_EMBEDDINGS]
+        table = self.vocabulary(layer)
         row = Tensor(table.array[plus : plus + 1], table.dtype).float32()
         if minus is not None:
             row = row - Tensor(table.array[minus : minus + 1], table.dtype).float32()
         return Tensor(row, "F32")
+
+    def vocabulary(self, layer: Layer) -> Tensor:
+        """A language model's matrix [vocabulary, inputs]; the word table for a layer without a name."""
+        words = self._tensors[WORD_EMBEDDINGS]
+        return self.of_head(f"{layer.name}.weight", (words.shape[0], layer.inputs)) if layer.name else words
 
     def norm(self, norm: Norm, columns: int, file: str = "") -> tuple[Tensor, Tensor | None]:
         """The weight and the bias of a head's norm on rows of `columns`; `file` as in `of_head`. Raises BrokenModel."""

@@ -13,8 +13,9 @@ from typing import Annotated, Any, ClassVar, Literal
 import orjson
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictStr
 
-from embert.engine import Decision, Option, Question, Task
-from embert.engine.decisions import check_questions, pair_count, read_decisions, second_texts
+from embert.engine import Decision, Option, Question
+from embert.engine.decisions import check_questions, decision_tasks, pair_count, read_decisions, second_texts
+from embert.engine.tasks import NO_TASK
 from embert.engine.tokenization.encoded import TokenizeOptions
 from embert.server.http.errors import Invalid, describe, describe_name
 from embert.server.protocols.fields import FIELDS
@@ -25,28 +26,35 @@ from embert.server.request.request_body import FAIL_FAST, InputForm, InputForms,
 
 Json = str | dict[str, Any] | list[Any]
 _BYTES_AN_OPTION = 64  # of a response, in addition to the option's text
+_LABEL_MASS = (
+    "An extension: return each question's `label_mass` too, the share of its options in the probability of all tokens. "
+    "Of language models on CPUs."
+)
 _STRINGS = 256  # of a body with many questions, for each of --max-client-documents
 
 
 async def _decide(
-    context: RequestContext, state: str, questions: Sequence[Question], param: str
+    context: RequestContext, state: str, questions: Sequence[Question], param: str, *, label_mass: bool
 ) -> tuple[list[Decision], int]:
     """The decisions, and the number of tokens that were read. `param` is the field of the state."""
     handle = context.handle
-    handle.served.check_tasks(Task(0), decides=True)
+    handle.served.check_tasks(NO_TASK, decides=True)
+    tasks, engine = decision_tasks(handle.model, label_mass=label_mass), handle.engine
+    if label_mass and engine is not None and engine.device != "cpu":
+        raise Invalid("is read on CPUs only, and this model runs on a GPU", "label_mass")
     check_texts([state], param)
-    check_questions(questions)
-    pairs = pair_count(questions)
-    handle.limits.check_documents(pairs, "questions")
-    texts = second_texts(questions)
+    check_questions(handle.model, questions)
+    handle.limits.check_documents(pair_count(handle.model, questions), "questions")
+    texts = second_texts(handle.model, questions)
     encoded = await context.tokenize_pairs(
         TextPairs([state], texts), TokenizeOptions(param=param, second_param="questions", only_first=True)
     )
     context.hold(
         sum(_BYTES_AN_OPTION + len(each.text) for asked in questions for each in asked.options), "the response"
     )
-    rows = (await context.run(encoded, Task.CLASSIFY)).vectors
-    return read_decisions(handle.model, questions, rows), encoded.tokens
+    rows = (await context.run(encoded, tasks)).rows
+    main, *masses = (rows[task].values for task in tasks)
+    return read_decisions(handle.model, questions, main, *masses), encoded.tokens
 
 
 def _text_of(value: Json) -> str:
@@ -115,6 +123,7 @@ class DecisionsRequest(RequestBody):
     )
     questions: Annotated[list[DecisionQuestion], FAIL_FAST] = Field(description="1 to 200 questions.")
     model: str | None = Field(None, description="The served model's name or id.")
+    label_mass: bool = Field(False, description=_LABEL_MASS)
 
 
 class ChoiceProbability(BaseModel):
@@ -142,6 +151,7 @@ class DecisionAnswer(BaseModel):
     score: float | None = None
     probabilities: list[ChoiceProbability | LevelProbability] | None = None
     confidence: float | None = None
+    label_mass: float | None = None
 
 
 class DecisionUsage(BaseModel):
@@ -166,7 +176,9 @@ async def decisions(context: RequestContext) -> tuple[bytes, bytes]:
     request = await context.parse(DecisionsRequest)
     handle = context.choose(request.model)
     questions = [_question(asked, f"questions[{index}]") for index, asked in enumerate(request.questions)]
-    decided, tokens = await _decide(context, _read_input(request.input), questions, "input")
+    decided, tokens = await _decide(
+        context, _read_input(request.input), questions, "input", label_mass=request.label_mass
+    )
     rows = await join_rows(orjson.dumps(each) for each in _answers(request.questions, decided))
     usage = {
         "input_tokens": tokens,
@@ -244,6 +256,8 @@ def _choice_text(value: str | bool) -> str:
 def _answers(asked: Sequence[DecisionQuestion], decided: Sequence[Decision]) -> Iterator[dict[str, Any]]:
     for question, decision in zip(asked, decided, strict=True):
         fields: dict[str, Any] = {"type": question.type, "name": question.name}
+        if decision.label_mass is not None:
+            fields["label_mass"] = decision.label_mass
         if question.type == "predicate":
             yield {**fields, "probability": decision.probabilities[0]}
             continue
@@ -288,6 +302,7 @@ class SystemOneRequest(RequestBody):
     state: Json = Field(description="What the questions are about: a text, or JSON that is read as its text.")
     questions: dict[str, SystemOneQuestion] = Field(description="1 to 200 questions by name.")
     model: str | None = Field(None, description="The served model's name or id.")
+    label_mass: bool = Field(False, description=_LABEL_MASS)
 
 
 class SystemOneAnswer(BaseModel):
@@ -315,21 +330,27 @@ class SystemOne(BaseModel):
     model: str
     answers: dict[str, SystemOneAnswer]
     usage: SystemOneUsage
+    diagnostics: dict[str, dict[str, float]] | None = None  # `label_mass` of each question
 
 
 async def system_one(context: RequestContext) -> tuple[bytes, bytes]:
     request = await context.parse(SystemOneRequest)
     handle = context.choose(request.model)
     questions = [_system_one_question(asked, f"questions.{name}") for name, asked in request.questions.items()]
-    decided, tokens = await _decide(context, _text_of(request.state), questions, "state")
+    decided, tokens = await _decide(context, _text_of(request.state), questions, "state", label_mass=request.label_mass)
     rows = await join_rows(
         b"%b:%b" % (orjson.dumps(name), orjson.dumps(_system_one_answer(asked, question, decision)))
         for (name, asked), question, decision in zip(request.questions.items(), questions, decided, strict=True)
     )
-    return JSON, b'{"model":%b,"answers":{%b},"usage":{"input_tokens":%d,"output_tokens":0}}' % (
+    diagnostics = b""
+    if request.label_mass:
+        masses = {name: {"label_mass": each.label_mass} for name, each in zip(request.questions, decided, strict=True)}
+        diagnostics = b',"diagnostics":%b' % orjson.dumps(masses)
+    return JSON, b'{"model":%b,"answers":{%b},"usage":{"input_tokens":%d,"output_tokens":0}%b}' % (
         orjson.dumps(handle.served.name),
         rows,
         tokens,
+        diagnostics,
     )
 
 

@@ -288,6 +288,7 @@ _refused("grouped_entities ignore_subwords", PIPELINES, "HUGGING_FACE", "older n
 
 _honored("input questions", "decisions", "OPENAI VLLM")
 _honored("state questions", "systemone", "TYPESAFE VLLM")
+_honored("label_mass", DECISIONS, "EMBERT")
 _honored("model", DECISIONS, "OPENAI TYPESAFE VLLM")
 _harmless("safety_identifier", "decisions", "OPENAI VLLM", "it names the user")
 _harmless("prompt_cache_key prompt_cache_options", "decisions", "OPENAI", "no response is kept for other requests")

@@ -438,7 +438,7 @@ class RequestContext:
         """
         handle = self.handle
         # The operators of flags cost ten times as much.
-        only_one_each = tasks == Task.EMBED or tasks == Task.CLASSIFY or queries != b""
+        only_one_each = tasks == Task.EMBED or tasks == Task.CLASSIFY or queries != b"" or tasks >= Task.DECIDE
         size = 0 if queries else handle.response_bytes(encoded, tasks, dimensions)
         if size > SMALL_BYTES and self.wants_raw:
             size //= 2

@@ -106,12 +106,14 @@ class ModelHandle:
     def _row_bytes(self) -> dict[Task, int]:
         """Bytes of a text or token by task; those of sparse vectors are known only afterwards."""
         classifier, multi = self.model.heads.classifier, self.model.heads.multi_vector
+        decider = self.model.heads.decider
         labels = () if classifier is None else classifier.labels
         return {
             Task.TOKENS: self.model.config.hidden_size * _BYTES_A_NUMBER,
             Task.CLASSIFY: sum(BYTES_A_WEIGHT + len(label.encode()) for label in labels),
             Task.MULTI: 0 if multi is None else multi.layers[-1].outputs * _BYTES_A_NUMBER,
             Task.TOKEN_CLASSES: _BYTES_AN_ENTITY + self.token_labels * _BYTES_A_NUMBER,
+            Task.DECIDE: 0 if decider is None else len(decider.classifier.labels) * _BYTES_A_NUMBER,
         }
 
     def response_bytes(self, encoded: Encoded, tasks: Task, dimensions: int = 0) -> int:
@@ -121,7 +123,8 @@ class ModelHandle:
         size = encoded.sequences * self._embed_bytes if tasks & Task.EMBED else 0
         for task, row_bytes in self._row_bytes.items():
             if task & tasks:
-                size += (encoded.sequences if task == Task.CLASSIFY else encoded.tokens) * row_bytes
+                one_each = task == Task.CLASSIFY or task == Task.DECIDE
+                size += (encoded.sequences if one_each else encoded.tokens) * row_bytes
         return size
 
     def check_open(self) -> None:

@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from embert import engine
+from embert.engine import Question
 from embert.engine.batch import PackedBatch
 from embert.engine.encoders.cuda.encoder import CudaEncoder
 from embert.engine.errors import EncoderError, UnsupportedModel
@@ -26,6 +27,8 @@ from tests.csrc.encoder.random_models import make_encoder
 from tests.csrc.model_checkpoints import CHECKPOINTS, ModelCheckpoint, check_rounding, errors, model_checkpoint
 from tests.engine.conftest import random_sequences
 from tests.engine.heads.classifiers import build_classifier, hugging_face_logits
+from tests.engine.test_decisions import QWEN_TEMPLATE, language_model
+from tests.engine.test_decoders import qwen
 from tests.oracles.jina_v3 import TASKS, VOCABULARY, Jina, peft
 
 pytestmark = pytest.mark.gpu
@@ -201,3 +204,20 @@ def test_classification_heads(tmp_path: Path, case: str, config: dict[str, Any])
         single = encoder.encode(engine.pack([ids]), Task.CLASSIFY)
         assert single.tobytes() == found[row].tobytes() or encoder.gemm != "hopper"
     encoder.close()
+
+
+def test_decisions_of_language_models(tmp_path: Path) -> None:
+    folder = language_model(tmp_path, "qwen3", qwen, QWEN_TEMPLATE)
+    questions = [
+        Question.predicate("they met"),
+        Question.choice("where?", ["York", "in", "Angela"]),
+        Question.score("how far?", ["near", "far"]),
+    ]
+    state = "Angela met Merkel in New York"
+    with engine.Engine.load(str(folder), device="cpu") as exact, engine.Engine.load(str(folder), device="cuda") as ours:
+        decided = ours.decide(state, questions)
+        for found, expected in zip(decided, exact.decide(state, questions), strict=True):
+            np.testing.assert_allclose(found.probabilities, expected.probabilities, atol=0.01)
+        assert [ours.decide(state, [question])[0] for question in questions] == decided
+        with pytest.raises(EncoderError, match="label_mass"):
+            ours.decide(state, questions, label_mass=True)

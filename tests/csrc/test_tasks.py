@@ -42,7 +42,7 @@ CLASSIFIER = (
 WEIGHTS = Layer("head.sparse", "", HIDDEN, 1, True, "relu")
 MULTI = (Layer("head.wide", "", HIDDEN, 768, True, "gelu"), Layer("head.narrow", "", 768, COLUMNS, False, "identity"))
 # Those of one model; one that classifies tokens has no multi-vectors.
-TASKS: tuple[Task, ...] = tuple(task for task in Task if task != Task.TOKEN_CLASSES)
+TASKS: tuple[Task, ...] = tuple(task for task in Task if task < Task.TOKEN_CLASSES)
 HEADS = Heads(Classifier(CLASSIFIER, ("a", "b", "c"), "softmax"), TokenWeights(WEIGHTS, ()), MultiVector(MULTI))
 
 

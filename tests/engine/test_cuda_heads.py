@@ -79,7 +79,7 @@ def test_each_sequence_gets_the_tasks_that_it_wants(model: Model, make: Make) ->
     mixed = batch(MIXED)
     outputs = encoder.wait(encoder.submit(mixed))
     assert gpu.batches[-1][6].tolist() == [9, 2, 28, 17]
-    assert set(outputs) == set(Task) - {Task.TOKEN_CLASSES}
+    assert set(outputs) == {task for task in Task if task < Task.TOKEN_CLASSES}
     assert {task: rows.offsets.tolist() for task, rows in outputs.items() if task != Task.SPARSE} == {
         Task.EMBED: [0, 1, 2], Task.TOKENS: [0, 1], Task.CLASSIFY: [0, 1], Task.MULTI: [0, 5, 7],
     }  # fmt: skip

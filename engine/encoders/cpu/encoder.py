@@ -111,6 +111,9 @@ class CpuEncoder(Encoder):
         # Task → the pooling by which it reads one row of a sequence; tasks that are absent here read all rows.
         classifier = model.heads.classifier
         self._reads = {Task.CLASSIFY: "cls" if classifier is None else classifier.pooling}
+        if model.heads.decider is not None:
+            self._has |= Task.LABEL_MASS
+            self._reads |= dict.fromkeys((Task.DECIDE, Task.LABEL_MASS), model.heads.decider.classifier.pooling)
         self._padding_id = None if classifier is None else classifier.padding_id
         if model.include_prompt:
             self._reads[Task.EMBED] = model.pooling

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -58,8 +59,8 @@ def lengths_of(groups: Sequence[Group]) -> npt.NDArray[np.int32]:
     return np.repeat(np.array([group.length for group in groups], np.int32), [group.sequences for group in groups])
 
 
-# Columns of SPLADE's logits that are computed at once, for all tokens of a run: 2 MB of float32 for most runs.
-SPLADE_COLUMNS = 1024
+# Columns of a vocabulary's logits that are computed at once, for all tokens of a run: 2 MB of float32 for most runs.
+SPLADE_COLUMNS = VOCABULARY_COLUMNS = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +114,9 @@ def load_heads(model: Model, checkpoint: Checkpoint, operators: Operators) -> di
         heads[Task.SPARSE] = Splade(sparse, model.config, checkpoint, operators)
     elif sparse is not None:
         heads[Task.SPARSE] = TokenWeights(sparse, checkpoint, operators)
+    if model.heads.decider is not None:
+        heads[Task.DECIDE] = Logits(model.heads.decider.classifier, checkpoint, operators)
+        heads[Task.LABEL_MASS] = VocabularyMass(model.heads.decider.vocabulary, checkpoint, operators)
     if multi_vector is not None:
         heads[Task.MULTI] = MultiVectors(multi_vector, checkpoint, operators)
     return heads
@@ -150,6 +154,41 @@ class Logits:
         for layer in layers:
             x = layer(x)
         return TaskOutput.one_each(x)
+
+
+class VocabularyMass:
+    """LABEL_MASS: the logits of the whole vocabulary are computed for some columns at a time, and only summed up.
+
+    Most servers are never asked for it, so the matrix is read at the first request, and kept.
+    """
+
+    def __init__(self, layer: description.Layer, checkpoint: Checkpoint, operators: Operators) -> None:
+        self._matrix, self._operators = checkpoint.vocabulary(layer), operators
+        self._lock = threading.Lock()
+        self._columns: list[Callable[[Floats], Floats]] = []
+
+    def _read(self) -> list[Callable[[Floats], Floats]]:
+        with self._lock:
+            if not self._columns:
+                self._columns = [
+                    self._operators.head_linear(
+                        Tensor(self._matrix.array[first : first + VOCABULARY_COLUMNS], self._matrix.dtype).float32(),
+                        None,
+                        "identity",
+                    )
+                    for first in range(0, len(self._matrix.array), VOCABULARY_COLUMNS)
+                ]
+        return self._columns
+
+    def __call__(self, hidden: Hidden) -> TaskOutput:
+        """[n, 1], from the last token's row."""
+        x = pooled(hidden.rows, hidden.groups, "last-token", self._operators)
+        largest, total = np.full(len(x), -np.inf), np.zeros(len(x))
+        for columns in self._read():
+            logits = columns(x).astype(np.float64)
+            before, largest = largest, np.maximum(largest, logits.max(1))
+            total = total * np.exp(before - largest) + np.exp(logits - largest[:, None]).sum(1)
+        return TaskOutput.one_each((largest + np.log(total)).astype(np.float32)[:, None])
 
 
 class LastHidden:

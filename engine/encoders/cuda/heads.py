@@ -13,6 +13,7 @@ from embert.engine.batch import PackedBatch, TaskOutput, cumulative
 from embert.engine.encoders.cuda.shapes import (
     classifies_on_the_host,
     embeds_on_the_host,
+    host_head,
     padded_labels,
     pools_on_the_host,
 )
@@ -185,7 +186,7 @@ def without_padding(batch: PackedBatch, padding_id: int) -> PackedBatch:
 
 
 class HostClassifier:
-    """A classification head on the rows that the extension pools: a few megaflops a text, in numpy.
+    """A head of classes or decisions on the rows that the extension pools: a few megaflops a text, in numpy.
 
     Rows are multiplied ROWS at a time, padded with rows of zeros: products of other shapes may add their terms in
     another order, and results are batch-invariant.
@@ -193,13 +194,13 @@ class HostClassifier:
 
     def __init__(self, model: Model, checkpoint: Checkpoint) -> None:
         """Raises BrokenModel for tensors that are missing or of another shape."""
-        head = model.heads.classifier
+        head = host_head(model)
         self._layers = [] if head is None else _layers(checkpoint, head.layers)
+        self._task = Task.CLASSIFY if model.heads.decider is None else Task.DECIDE
 
-    @staticmethod
-    def device_tasks(tasks: npt.NDArray[np.uint8] | None) -> npt.NDArray[np.uint8] | None:
+    def device_tasks(self, tasks: npt.NDArray[np.uint8] | None) -> npt.NDArray[np.uint8] | None:
         """The tasks [B] of a batch, with pooled rows instead of logits."""
-        return None if tasks is None else _replace(tasks, Task.CLASSIFY, Task.EMBED)
+        return None if tasks is None else _replace(tasks, self._task, Task.EMBED)
 
     def finish(self, rows: dict[Task, TaskOutput]) -> dict[Task, TaskOutput]:
         """The rows of each task, with logits float32 [n, labels] instead of pooled rows [n, hidden]."""
@@ -210,7 +211,7 @@ class HostClassifier:
         blocks = np.zeros((-(-texts // ROWS) * ROWS, pooled.values.shape[1]), np.float32)
         blocks[:texts] = pooled.values
         logits = [self._logits(blocks[first : first + ROWS]) for first in range(0, texts, ROWS)]
-        return rows | {Task.CLASSIFY: TaskOutput.one_each(np.concatenate(logits)[:texts])}
+        return rows | {self._task: TaskOutput.one_each(np.concatenate(logits)[:texts])}
 
     def _logits(self, x: Floats) -> Floats:
         for layer in self._layers:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from embert.engine.errors import UnsupportedModel
-from embert.engine.heads.description import Layer, Splade, TokenWeights
+from embert.engine.heads.description import Classifier, Layer, Splade, TokenWeights
 from embert.engine.heads.pooling import POOLINGS, Dense, is_plain
 from embert.engine.model import Model
 from embert.engine.models.encoder_config import DynamicNtk, EncoderConfig, Rotary
@@ -267,10 +267,19 @@ def padded_labels(labels: int) -> int:
     return -(-labels // _LABEL_STEP) * _LABEL_STEP
 
 
-def classifies_on_the_host(model: Model) -> bool:
-    """True if the extension only pools for the classification head: one that has a norm, or takes a mean of rows."""
+def host_head(model: Model) -> Classifier | None:
+    """The head for which the extension only pools: of decisions, or one that has a norm or takes a mean of rows."""
+    if model.heads.decider is not None:
+        return model.heads.decider.classifier
     head = model.heads.classifier
-    return head is not None and (head.pooling == "mean" or any(layer.norm is not None for layer in head.layers))
+    if head is not None and (head.pooling == "mean" or any(layer.norm is not None for layer in head.layers)):
+        return head
+    return None
+
+
+def classifies_on_the_host(model: Model) -> bool:
+    """True if the extension only pools for the classification head, or for that of decisions."""
+    return host_head(model) is not None
 
 
 def pools_on_the_host(model: Model) -> bool:
@@ -294,8 +303,8 @@ def on_the_host(model: Model) -> str:
 
 def device_pooling(model: Model) -> str:
     """Pooling of the extension: for vectors, or for a classification head on the host."""
-    head = model.heads.classifier
-    if head is not None and classifies_on_the_host(model):
+    head = host_head(model)
+    if head is not None:
         return head.pooling
     return "mean" if pools_on_the_host(model) else model.pooling
 

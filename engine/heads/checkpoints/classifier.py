@@ -94,28 +94,41 @@ def logit_classifier(folder: Path, weights: Path, encoder_config: EncoderConfig,
     Raises BrokenModel or UnsupportedModel.
     """
     path, library = weights / "config.json", folder / "config_sentence_transformers.json"
-    config, matrix = read_object(path), encoder_config.tensors.language_model
-    library_fields = read_optional(library)
-    if matrix is None:
+    config, library_fields = read_object(path), read_optional(library)
+    if encoder_config.tensors.language_model is None:
         raise UnsupportedModel(
             f"{folder / 'modules.json'}: LogitScore is not supported for {encoder_config.model_type}"
         )
-    if config.get("final_logit_softcapping") is not None:
-        raise UnsupportedModel(f"{path}: final_logit_softcapping is not supported with LogitScore; supported: null")
     for token_id in logit_score:
         if token_id is not None and token_id >= encoder_config.vocab_size:
             raise BrokenModel(
                 f"{folder / 'modules.json'}: LogitScore's token id {token_id} is not below vocab_size "
                 f"{encoder_config.vocab_size}"
             )
-    stored, width = stored_tensors(weights), encoder_config.hidden_size
+    layer = dataclasses.replace(
+        vocabulary_layer(weights, config, encoder_config),
+        outputs=1,
+        difference=(logit_score.true_id, logit_score.false_id),
+    )
+    activation = _activation(path, {**config, "problem_type": None}, library, library_fields, 1)
+    return Classifier((layer,), ("LABEL_0",), activation, "last-token")
+
+
+def vocabulary_layer(weights: Path, config: dict[str, Any], encoder_config: EncoderConfig) -> Layer:
+    """A causal language model's matrix. `config` are the fields of config.json in the folder `weights`.
+
+    Raises BrokenModel or UnsupportedModel.
+    """
+    if config.get("final_logit_softcapping") is not None:
+        raise UnsupportedModel(
+            f"{weights / 'config.json'}: final_logit_softcapping is not supported with logits; supported: null"
+        )
+    stored, matrix = stored_tensors(weights), str(encoder_config.tensors.language_model)
     if f"{matrix}.weight" not in stored.shapes:
         if not config.get("tie_word_embeddings", encoder_config.tensors.tied):
             raise BrokenModel(f"{stored.path} has no tensor {matrix}.weight")
         matrix = ""  # tied to the word table
-    layer = Layer(matrix, "", width, 1, False, "identity", difference=(logit_score.true_id, logit_score.false_id))
-    activation = _activation(path, {**config, "problem_type": None}, library, library_fields, 1)
-    return Classifier((layer,), ("LABEL_0",), activation, "last-token")
+    return Layer(matrix, "", encoder_config.hidden_size, encoder_config.vocab_size, False, "identity")
 
 
 def stored_classifier(classifier: ClassifierT, tensors: TensorNames, folder: Path) -> ClassifierT:

@@ -135,6 +135,8 @@ def _of_heads(heads: Heads) -> Iterator[str]:
         layers += heads.classifier.layers
     if heads.token_classifier is not None:
         layers += heads.token_classifier.layers
+    if heads.decider is not None:
+        layers.append(heads.decider.vocabulary)
     if heads.multi_vector is not None:
         layers += heads.multi_vector.layers
     if isinstance(heads.sparse, Splade):

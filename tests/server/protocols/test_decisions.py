@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from embert import engine
 from embert.engine import Question
+from tests.engine.test_decisions import QWEN_TEMPLATE, language_model
+from tests.engine.test_decoders import qwen
 from tests.oracles.pipelines import NLI, write
 from tests.server.live import Live, live
 from tests.server.protocols.oracle import model_folder
@@ -150,6 +153,26 @@ def test_refused_requests_of_typesafes_form(
     response = nli.post("/v1/systemone", {"state": STATE, "questions": {"met": NOUL}, **fields})
     check_refused(response, status, [])
     assert response.json()["detail"][0]["loc"] == location
+
+
+def test_share_of_the_options_in_the_vocabulary(tmp_path: Path) -> None:
+    folder = language_model(tmp_path, "qwen3", qwen, QWEN_TEMPLATE)
+    asked, named = [PREDICATE, CHOICE, SCORE], {"met": NOUL}
+    with live(str(folder), "--device", "cpu") as running:
+        plain = running.post("/v1/decisions", {"input": STATE, "questions": asked}).json()["answers"]
+        told = running.post("/v1/decisions", {"input": STATE, "questions": asked, "label_mass": True}).json()["answers"]
+        masses = [each.pop("label_mass") for each in told]
+        assert told == plain
+        assert all(0 < mass < 1 for mass in masses)
+        body = running.post("/v1/systemone", {"state": STATE, "questions": named, "label_mass": True}).json()
+        assert body["answers"] == {"met": {"type": "noul", "noul": plain[0]["probability"]}}
+        assert body["diagnostics"] == {"met": {"label_mass": masses[0]}}
+        check_refused(running.post("/v1/embeddings", {"input": STATE}), 400, ["decide"])
+
+
+def test_share_of_the_vocabulary_needs_a_language_model(nli: Live) -> None:
+    body = {"input": STATE, "questions": [PREDICATE], "label_mass": True}
+    check_refused(nli.post("/v1/decisions", body), 422, ["`label_mass`", "language models"])
 
 
 @pytest.mark.parametrize(
