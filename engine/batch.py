@@ -4,6 +4,10 @@ Sequences lie end to end, without padding:
 
 ids         int32 [T]      all tokens of all sequences
 cu_seqlens  int32 [B + 1]  prefix sums of the lengths: sequence i is ids[cu_seqlens[i]:cu_seqlens[i + 1]]
+
+A sequence may continue the first tokens of another one, which are in the batch once. With causal attention their rows
+are the same in both. Its text has these tokens and then its own: queries attend to the keys of both, and positions go
+on. Rows have the same bits as without that.
 """
 
 from __future__ import annotations
@@ -17,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from embert.engine.errors import EncoderError
-from embert.engine.tasks import Task
+from embert.engine.tasks import NO_TASK, Task
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +36,8 @@ class PackedBatch:
     tasks: npt.NDArray[np.uint8] | None = None  # [B], each a combination of Task's flags; None means all EMBED
     adapters: npt.NDArray[np.int8] | None = None  # [B], indices in Adapters.names, -1 for none; None means all -1
     prompt_tokens: npt.NDArray[np.int32] | None = None  # [B], first tokens that are not pooled; None means all 0
+    # [B, 2], of the text before a sequence's own tokens: the sequence that begins with it, and its tokens, 0 for none.
+    prefixes: npt.NDArray[np.int32] | None = None  # None means all 0
 
     @property
     def tokens(self) -> int:
@@ -54,7 +60,7 @@ class PackedBatch:
         return dataclasses.replace(self, tasks=mask)
 
     def taken(self, sequences: npt.NDArray[np.integer]) -> PackedBatch:
-        """The sequences of these numbers, in this order: a copy."""
+        """The sequences of these numbers, in this order: a copy. None has a prefix."""
         lengths = np.diff(self.cu_seqlens)[sequences]
         cu_seqlens = cumulative(lengths)
         tokens = np.repeat(self.cu_seqlens[sequences] - cu_seqlens[:-1], lengths) + np.arange(cu_seqlens[-1])
@@ -63,11 +69,36 @@ class PackedBatch:
         types = None if self.token_types is None else self.token_types[tokens]
         return PackedBatch(self.ids[tokens], cu_seqlens, types, *of_sequences)
 
-    def check(self, has: Task, width: int, adapters: int) -> None:
+    def sharing(self, prefixes: npt.NDArray[np.int32]) -> PackedBatch:
+        """The same texts with these `prefixes` [B, 2], whose tokens their sequences do not have any more."""
+        lengths, shared = np.diff(self.cu_seqlens), prefixes[:, 1]
+        own = np.arange(self.tokens) >= np.repeat(self.cu_seqlens[:-1] + shared, lengths)
+        return dataclasses.replace(
+            self,
+            ids=self.ids[own],
+            cu_seqlens=cumulative(lengths - shared),
+            token_types=None if self.token_types is None else self.token_types[own],
+            prefixes=prefixes,
+        )
+
+    def check(self, has: Task, width: int, adapters: int, shares: Task = NO_TASK) -> None:
         """Raise EncoderError where a sequence wants what a model with these tasks and adapters does not have.
 
-        A sequence wants at least one task; its `dimensions` are 0 … `width`.
+        A sequence wants at least one task; its `dimensions` are 0 … `width`. One with a prefix wants only tasks of
+        `shares`, and the sequence that begins with the prefix has none.
         """
+        if self.prefixes is not None:
+            owners, shared = self.prefixes.T
+            wants = np.full(self.sequences, Task.EMBED, np.uint8) if self.tasks is None else self.tasks
+            wrong = (shared < 0) | (owners < 0) | (owners >= self.sequences)
+            owners = np.where(wrong, 0, owners)
+            wrong |= (
+                (shared > np.diff(self.cu_seqlens)[owners]) | (shared[owners] > 0) | (wants & ~np.uint8(shares) > 0)
+            )
+            (wrong,) = np.nonzero(wrong & (shared != 0))
+            if len(wrong):
+                owner, tokens = self.prefixes[wrong[0]]
+                raise EncoderError(f"sequence {wrong[0]} cannot continue {tokens} tokens of sequence {owner}")
         if self.tasks is None:
             if Task.EMBED not in has and self.sequences:
                 raise EncoderError(f"this model's tasks are {has!r}; the batch wants {Task.EMBED!r}")

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from embert.engine.batch import PackedBatch, TaskOutput, cumulative
 from embert.engine.encoders.base import Encoder
+from embert.engine.prefixes import common_prefix, of_first
 from embert.engine.tasks import Task
 from embert.engine.tokenization.encoded import Encoded
 
@@ -41,9 +42,12 @@ def encode_batches(
 
     # Longest first: the largest allocations come first, and a progress bar speeds up instead of slowing down.
     order, starts = by_length(encoded.lengths), cumulative(encoded.lengths)
-    for span in spans(encoded.lengths[order], budget):
+    shared = 0 if encoded.token_types is not None else common_prefix(encoded.ids, encoded.lengths, tasks, encoder)
+    for span in spans(encoded.lengths[order] - shared, budget - shared):
         numbers = order[span]
         batch = packed(gathered(encoded, numbers, starts), dimensions=dimensions, normalize=normalize)
+        if shared:
+            batch = batch.sharing(of_first(len(numbers), shared))
         ticket = encoder.submit(batch.wanting(tasks))
         # Submit the next batch before waiting for the last one, so that the device is never idle.
         if in_flight is not None:

@@ -220,13 +220,14 @@ NB_MODULE(_cpu, module) {
       "attend",
       [](Address qkv, int start, int sequences, int length, int keys, int heads, int size, Address context,
          Address cosines, Address sines, int rotary_dim, Address bias, int longest, int window, int threads,
-         bool causal, int kv_heads) {
+         bool causal, int kv_heads, int prefix, int prefix_start) {
         const Positions positions{cosines, sines, rotary_dim, bias, longest, window, causal, kv_heads};
-        kernels->attend(qkv, {start, sequences, length, keys}, positions, heads, size, context, threads, {});
+        const SequenceGroup group{start, sequences, length, keys, prefix, prefix_start};
+        kernels->attend(qkv, group, positions, heads, size, context, threads, {});
       },
       "qkv"_a, "start"_a, "sequences"_a, "length"_a, "keys"_a, "heads"_a, "size"_a, "context"_a, "cosines"_a, "sines"_a,
       "rotary_dim"_a, "bias"_a, "longest"_a, "window"_a, "threads"_a, "causal"_a = false, "kv_heads"_a = 0,
-      nb::call_guard<nb::gil_scoped_release>());
+      "prefix"_a = 0, "prefix_start"_a = 0, nb::call_guard<nb::gil_scoped_release>());
   module.def(
       "attend_by_distance",
       [](Address qkv, int start, int sequences, int length, int keys, int heads, int size, Address context,

@@ -34,6 +34,14 @@ struct HeadRows {
   const float* operator()(int row) const { return first + row * stride; }
 };
 
+// Keys or values of one head, by position: those of the prefix, then the sequence's own.
+struct KeyRows {
+  HeadRows prefix, own;
+  int shared;  // tokens of the prefix
+
+  const float* operator()(int row) const { return row < shared ? prefix(row) : own(row - shared); }
+};
+
 // A row [size] of queries or keys after RoPE: in `to`, or in place without RoPE.
 const float* rotated(const float* row, int position, const Positions& positions, int size, float* to) {
   if (!positions.cosines) return row;
@@ -51,15 +59,18 @@ const float* rotated(const float* row, int position, const Positions& positions,
 
 // Rotated keys first … first + count - 1 → panels [size, 64] side by side, the last one as wide as whole registers
 // need, with zeros after the last key. `rows` [16, size] is scratch memory.
-void transpose(const HeadRows& keys, int first, int count, const Positions& positions, int size, float* rows,
+void transpose(const KeyRows& keys, int first, int count, const Positions& positions, int size, float* rows,
                float* to) {
   for (; count > 0; first += kTileColumns, count -= kTileColumns) {
     const int tile_size = std::min(kTileColumns, count), padded_size = round_up(tile_size);
     for (int key = 0; key < padded_size; key += kLanes) {
       const int valid_rows = std::min(kLanes, tile_size - key), number = first + key;
-      HeadRows from{keys(number), keys.stride};
+      HeadRows from{keys(number), keys.own.stride};
       if (positions.cosines) {
         for (int i = 0; i < valid_rows; ++i) rotated(keys(number + i), number + i, positions, size, rows + i * size);
+        from = {rows, size};
+      } else if (number < keys.shared && number + valid_rows > keys.shared) {
+        for (int i = 0; i < valid_rows; ++i) std::copy_n(keys(number + i), size, rows + i * size);
         from = {rows, size};
       }
       for (int k = 0; k < size; k += kLanes)
@@ -256,54 +267,66 @@ void attend_rows(const Head& head, const HeadRows& q, int query, float* scores, 
   }
 }
 
-// Whose keys and values a thread has copied last. Its tasks are adjacent, so most blocks of a head find them copied.
+// Whose keys and values a thread has copied last. Its tasks are adjacent, so most blocks of a head find them copied,
+// and most sequences those of their prefix.
 struct Copied {
   std::uint64_t call = 0;  // of `attend`
-  const float* keys = nullptr;
+  const float *prefix = nullptr, *own = nullptr;
   int from = 0, to = 0;
+
+  // Number of the keys that `wanted` has in common with these: all, or the whole panels of a prefix of `shared` tokens.
+  int common(const Copied& wanted, int shared) const {
+    if (*this == wanted) return to - from;
+    if (call != wanted.call || prefix != wanted.prefix || from != wanted.from) return 0;
+    return std::max(0, std::min({shared, to, wanted.to}) - from) / kTileColumns * kTileColumns;
+  }
 
   bool operator==(const Copied&) const = default;
 };
 
-// Queries first … first + count - 1 of a head. A window's keys begin at a whole register, so that each key is in the
-// same lane and in the same partial sum for all queries: results are batch-invariant.
-void attend_block(std::uint64_t call, const HeadRows& q, const HeadRows& k, const HeadRows& v,
-                  const SequenceGroup& group, const Positions& positions, const float* bias,
-                  const DistanceRows& distances, int head_index, int size, int first, int count, float* context,
-                  std::ptrdiff_t stride) {
+// The queries at positions first … first + count - 1 of a head. A window's keys begin at a whole register, so that each
+// key is in the same lane and in the same partial sum for all queries: results are batch-invariant.
+void attend_block(std::uint64_t call, const HeadRows& q, const KeyRows& k, const KeyRows& v, const SequenceGroup& group,
+                  const Positions& positions, const float* bias, const DistanceRows& distances, int head_index,
+                  int size, int first, int count, float* context, std::ptrdiff_t stride) {
   const Reach reach(positions, first, count, group.keys);
   const int from = reach.begin / kLanes * kLanes, to = reach.end;
   const std::size_t keys = to - from, padded = round_up(to - from), padded_size = size;
   float* const transposed =
-      scratch<float, Head>((2 * padded_size + kTileRows) * padded + (kLanes + kTileRows) * padded_size);
+      scratch<float, Head>((padded_size + kTileRows) * padded + (kLanes + kTileRows) * padded_size);
   float* const scores = transposed + padded_size * padded;
   float* const rotated_rows = scores + kTileRows * padded;
   float* const queries = rotated_rows + kLanes * padded_size;
-  float* const copied = queries + kTileRows * padded_size;
-  HeadRows values{v(from), v.stride};
+  HeadRows values{v(from), v.own.stride};
+  const bool copies = keys > kMinCopiedKeys || k.shared;
+  float* const copied = copies ? scratch<float, Copied>(padded_size * padded) : nullptr;
   thread_local Copied last;
-  if (const Copied wanted{call, k.first, from, to}; last != wanted) {
-    transpose(k, from, int(keys), positions, size, rotated_rows, transposed);
-    if (keys > kMinCopiedKeys) {
-      for (std::size_t key = 0; key < keys; ++key) std::copy_n(values(int(key)), size, copied + key * padded_size);
+  if (const Copied wanted{call, k.prefix.first, k.own.first, from, to}; last != wanted) {
+    const int found = last.common(wanted, k.shared);
+    transpose(k, from + found, int(keys) - found, positions, size, rotated_rows, transposed + found * padded_size);
+    if (copies) {
+      for (std::size_t key = found; key < keys; ++key) {
+        std::copy_n(v(from + int(key)), size, copied + key * padded_size);
+      }
     }
     last = wanted;
   }
-  if (keys > kMinCopiedKeys) values = {copied, size};
+  if (copies) values = {copied, size};
   const DistanceProducts products =
-      distance_products(distances, head_index, k, int(keys), size, first, first + count - 1);
+      distance_products(distances, head_index, k.own, int(keys), size, first, first + count - 1);
   const Head head{positions, bias, size, transposed, values, from, int(keys), distances.row_of ? &products : nullptr};
   const int tiles = (count + kTileRows - 1) / kTileRows;
   for (int tile = 0; tile < tiles; ++tile) {
     const TileRows rows = tile_rows(count, tiles, tile);
     const int query = first + rows.first;
-    HeadRows q_tile{q(query), q.stride};
+    const int row = query - group.prefix;
+    HeadRows q_tile{q(row), q.stride};
     if (positions.cosines) {
-      for (int i = 0; i < rows.count; ++i) rotated(q(query + i), query + i, positions, size, queries + i * size);
+      for (int i = 0; i < rows.count; ++i) rotated(q(row + i), query + i, positions, size, queries + i * size);
       q_tile = {queries, size};
     }
     with_constant<kTileRows>(rows.count, [&](auto tile_size) {
-      attend_rows<tile_size>(head, q_tile, query, scores, context + query * stride, stride);
+      attend_rows<tile_size>(head, q_tile, query, scores, context + row * stride, stride);
     });
   }
 }
@@ -317,22 +340,29 @@ void attend(const float* qkv, const SequenceGroup& group, const Positions& posit
   const std::ptrdiff_t stride = hidden + 2 * kv_columns;
   const int task_queries = group.length > kLongTokens && positions.window < 0 ? kLongQueries : kQueries;
   const int min_blocks = (group.length + task_queries - 1) / task_queries;
-  if (std::int64_t{group.sequences} * group.length * group.length * hidden <= kMaxSerial) threads = 1;
+  if (std::int64_t{group.sequences} * group.length * group.keys * hidden <= kMaxSerial) threads = 1;
   const int blocks = balanced_blocks(min_blocks, 2 * min_blocks, group.sequences * heads, threads);
   static std::atomic<std::uint64_t> calls{0};
   const std::uint64_t call = calls.fetch_add(1, std::memory_order_relaxed) + 1;
   ThreadPool::shared().run(threads, group.sequences * heads * blocks, [&](int task) {
-    const int block = task % blocks, head = task / blocks % heads, sequence = task / blocks / heads;
+    // The heads of one sequence after those of another; with a prefix, the sequences for one head of its keys.
+    const int block = task % blocks, unit = task / blocks;
+    const int sequence = group.prefix ? unit / sharing % group.sequences : unit / heads;
+    const int head = group.prefix ? unit / sharing / group.sequences * sharing + unit % sharing : unit % heads;
     const std::ptrdiff_t first = group.start + std::ptrdiff_t(sequence) * group.length, column = head * size;
     const float* const q = qkv + first * stride + column;
-    const float* const k = qkv + first * stride + hidden + std::ptrdiff_t(head / sharing) * size;
+    const std::ptrdiff_t kv_column = hidden + std::ptrdiff_t(head / sharing) * size;
+    const float* const prefix = qkv + group.prefix_start * stride + kv_column;
+    const float* const own = qkv + first * stride + kv_column;
     const float* bias = nullptr;
     if (positions.bias) {
       bias = positions.bias + std::ptrdiff_t(head) * (2 * positions.longest - 1) + positions.longest - 1;
     }
     const TileRows queries = tile_rows(group.length, blocks, block);
-    attend_block(call, {q, stride}, {k, stride}, {k + kv_columns, stride}, group, positions, bias, distances, head,
-                 size, queries.first, queries.count, context + first * hidden + column, hidden);
+    const KeyRows k{{prefix, stride}, {own, stride}, group.prefix};
+    const KeyRows v{{prefix + kv_columns, stride}, {own + kv_columns, stride}, group.prefix};
+    attend_block(call, {q, stride}, k, v, group, positions, bias, distances, head, size, group.prefix + queries.first,
+                 queries.count, context + first * hidden + column, hidden);
   });
 }
 

@@ -34,12 +34,16 @@ class LinearLayer {
   int out_, in_;
 };
 
-// Consecutive sequences of equal length.
+// Consecutive sequences of equal length, which continue the same prefix.
 struct SequenceGroup {
   int start;  // the first token
   int sequences;
   int length;  // tokens of each
-  int keys;    // only the first tokens are attended to, this many
+  int keys;    // only the first tokens are attended to, this many, those of the prefix included
+  // The first rows of another sequence come before each one's own: queries attend to their keys, too, and positions go
+  // on. A row has the same bits as that of a sequence which has all rows itself.
+  int prefix = 0;        // tokens
+  int prefix_start = 0;  // the first one
 };
 
 // How a layer encodes positions, and which keys a query attends to.

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from embert.engine.batch import PackedBatch, TaskOutput
 from embert.engine.errors import EncoderError
 from embert.engine.quantization.accuracy import Int8Accuracy
-from embert.engine.tasks import Task
+from embert.engine.tasks import NO_TASK, Task
 
 
 def check_finite(
@@ -43,6 +43,8 @@ class Encoder(Protocol):
     max_batch_tokens: int  # the largest T that submit takes
     choice: str  # why load_encoder chose this encoder, for the start-up log; set by load_encoder
     int8_accuracy: Int8Accuracy | None = None  # against the default dtype; set by load_encoder for int8
+    shares: Task = NO_TASK  # tasks of texts that may continue another one (PackedBatch.prefixes)
+    padding_id: int | None = None  # no text that ends with this token may
 
     @property
     def batch_tokens(self) -> int:

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from embert.engine import Model, PackedBatch, Task, TaskOutput
+from embert.engine.batch import cumulative
 from embert.engine.errors import EncoderError
 from embert.server.engine_worker.lanes import Slice
 from embert.server.engine_worker.late_scores import LateScores
@@ -48,7 +49,7 @@ def pack(slices: list[Slice]) -> PackedBatch:
     ids: list[bytes] = []
     ends = [0]
     tokens = 0
-    unusual = typed = False
+    unusual = typed = sharing = False
     for piece in slices:
         message: EncodeRequest = piece.request.message
         offsets, start, stop = piece.request.offsets, piece.start, piece.stop
@@ -58,7 +59,8 @@ def pack(slices: list[Slice]) -> PackedBatch:
         else:
             shift = tokens - offsets[start]
             ends += [shift + end for end in offsets[start + 1 : stop + 1]]
-        tokens += piece.tokens
+            sharing = sharing or piece.request.prefix > 0
+        tokens += offsets[stop] - offsets[start]
         options = message.dimensions, message.normalize, message.tasks, message.adapter, message.prompt_tokens
         if options != _USUAL:
             unusual = True
@@ -66,7 +68,18 @@ def pack(slices: list[Slice]) -> PackedBatch:
             typed = True
     # A bytearray, because torch wants a writable array.
     batch = PackedBatch(np.frombuffer(bytearray().join(ids), np.int32), np.array(ends, np.int32))
-    return _with_options(batch, slices, typed=typed) if unusual or typed else batch
+    if unusual or typed:
+        batch = _with_options(batch, slices, typed=typed)
+    return batch.sharing(_prefixes(slices)) if sharing else batch
+
+
+def _prefixes(slices: list[Slice]) -> npt.NDArray[np.int32]:
+    """The prefixes of a batch: the texts of a slice continue its first one."""
+    sizes = [piece.stop - piece.start for piece in slices]
+    firsts = np.repeat(cumulative(np.array(sizes))[:-1], sizes)
+    shared = np.repeat(np.array([piece.request.prefix for piece in slices], np.int32), sizes)
+    shared[firsts] = 0
+    return np.stack([firsts, shared], 1)
 
 
 def _span(values: bytes, piece: Slice) -> bytes:
@@ -81,7 +94,7 @@ def _with_options(batch: PackedBatch, slices: list[Slice], *, typed: bool) -> Pa
     token_types: npt.NDArray[np.int32] | None = None
     if typed:
         types = [
-            _span(message.token_types, piece) if message.token_types else bytes(_ID_BYTES * piece.tokens)
+            _span(message.token_types, piece) if message.token_types else bytes(len(_span(message.ids, piece)))
             for message, piece in zip(messages, slices, strict=True)
         ]
         token_types = np.frombuffer(bytearray().join(types), np.int32)
@@ -107,7 +120,10 @@ def _with_options(batch: PackedBatch, slices: list[Slice], *, typed: bool) -> Pa
 def batch_of(model: Any, slices: list[Slice]) -> Batch:
     """Returns a batch of these slices."""
     tokens, texts = sum(piece.tokens for piece in slices), sum(piece.stop - piece.start for piece in slices)
-    counted = sum(piece.request.counted[piece.stop] - piece.request.counted[piece.start] for piece in slices)
+    counted = sum(
+        piece.request.shared + piece.request.counted[piece.stop] - piece.request.counted[piece.start]
+        for piece in slices
+    )
     return Batch(model, slices, tokens, counted, texts)
 
 

@@ -7,6 +7,9 @@ Tokens are counted tokens, except in `Request.offsets`, `Slice.tokens` and `Batc
 than it has, because attention takes time by the square of its length (engine/models/flops.py). A request with a text
 that is a separate batch is a long one. Long requests share with all others by the tokens that they take, so a request
 that waits next to any number of them waits for the text that is running.
+
+A prefix that the texts of a request have in common counts once in each batch that has some of them. The request takes
+as many further tokens of each batch, if it has them, so that it costs at most twice its tokens.
 """
 
 from __future__ import annotations
@@ -36,7 +39,8 @@ class Request:
     """All texts of one HTTP request.
 
     `channel`, `message`, `weights` and `scores` belong to the caller; the scheduler does not read them. `lengths` are
-    the tokens of each text, all ≥ 1. `deadline` is on the caller's clock.
+    the tokens of each text, all ≥ 1; the first `prefix` of them are common to all texts. `deadline` is on the caller's
+    clock.
     """
 
     __slots__ = (
@@ -46,12 +50,15 @@ class Request:
         "deficit",
         "has_quantum",
         "key",
+        "least",
         "lengths",
         "low_priority",
         "message",
         "model",
         "offsets",
+        "prefix",
         "scores",
+        "shared",
         "taken",
         "texts",
         "tokens",
@@ -67,6 +74,7 @@ class Request:
         low_priority: bool = False,
         channel: Any = None,
         message: Any = None,
+        prefix: int = 0,
     ) -> None:
         self.key, self.lengths, self.model = key, lengths, model
         self.deadline, self.low_priority = deadline, low_priority
@@ -76,8 +84,13 @@ class Request:
         self.texts = len(lengths)
         # Prefix sums of lengths, [texts + 1]. Most requests have one text, for which `accumulate` is slow.
         self.offsets = [0, lengths[0]] if self.texts == 1 else list(accumulate(lengths, initial=0))
-        self.counted = self.offsets  # prefix sums of counted tokens; the same list where no text is long
+        # Prefix sums of the counted tokens of texts after the prefix, [texts + 1]; the same list where that is all.
+        self.counted = self.offsets
+        self.prefix = self.shared = self.least = 0  # tokens that are common, counted; that a batch takes after them
         self.tokens = self.offsets[-1]  # counted
+        if prefix:
+            self.prefix = prefix
+            self.count(prefix, lengths)
         self.taken = 0  # texts already in a batch, of a large request
         # Deficit round robin: the tokens that it may still take in this round. Negative after a text longer than that.
         self.deficit = 0
@@ -91,21 +104,30 @@ class Request:
     @property
     def waiting_tokens(self) -> int:
         """Tokens not yet in a batch."""
-        return self.tokens - self.counted[self.taken]
+        return self.tokens - self.counted[self.taken] if self.taken < self.texts else 0
 
     @property
     def next_tokens(self) -> int:
-        """Tokens of the first text that waits."""
-        return self.counted[self.taken + 1] - self.counted[self.taken]
+        """Tokens of the first text that waits; with a prefix, of the fewest texts that a batch takes."""
+        counted, first = self.counted, self.taken
+        stop = first + 1
+        if self.shared:
+            stop = max(stop, bisect_right(counted, counted[first] + self.least, first) - 1)
+        return self.shared + counted[stop] - counted[first]
 
-    def count(self, tokens: Sequence[int]) -> None:
-        """Set the counted tokens of each text."""
-        self.counted = list(accumulate(tokens, initial=0))
-        self.tokens = self.counted[-1]
+    def count(self, shared: int, tokens: Sequence[int]) -> None:
+        """Set the counted tokens of the prefix, and of each text with it."""
+        self.shared = self.least = shared
+        self.counted = list(accumulate([own - shared for own in tokens], initial=0))
+        self.tokens = shared + self.counted[-1]
+
+    def tokens_of(self, start: int, stop: int) -> int:
+        """Tokens, not counted ones, of the texts `start` … `stop - 1` in one batch."""
+        return self.offsets[stop] - self.offsets[start] - self.prefix * (stop - start - 1)
 
     def piece(self, start: int, stop: int) -> Slice:
         """The texts `start` … `stop - 1`."""
-        return Slice(self, start, stop, self.offsets[stop] - self.offsets[start])
+        return Slice(self, start, stop, self.tokens_of(start, stop))
 
 
 @dataclass(slots=True, eq=False)
@@ -137,9 +159,10 @@ class BatchLimits:
     def count(self, request: Request, longest: int) -> bool:
         """Count the tokens of a request with a text of `longest` tokens. True if it is a long request."""
         if longest > PLAIN_TOKENS and self.counts is not None:
-            counts = self.counts.of(request.lengths)
-            request.count(counts)
+            shared, *counts = self.counts.of([request.prefix, *request.lengths])
+            request.count(shared, counts)
             longest = max(counts)
+        request.least = min(request.least, self.longest_text - request.prefix)
         return longest > self.tokens
 
 
@@ -273,20 +296,22 @@ class BatchBuilder:
         self.tokens_left += reserved
 
     def _take_all(self, lane: Lane) -> None:
-        self._count(lane, lane.tokens, lane.texts)
         self._small += lane.small.values()
-        if lane.long:
-            lane.long_debt = sum(request.waiting_tokens for request in lane.long.values())
+        again = 0  # tokens of prefixes that the batch has already
+        debt = sum(request.waiting_tokens for request in lane.long.values())
         for requests in (lane.large, lane.long):
             if not requests:
                 continue
             for request in requests.values():
-                self._starts.setdefault(request, request.taken)
                 lane.sizes.count(request.waiting_tokens, -1)
-                self._note_surplus(request, request.taken, request.texts)
-                request.taken = request.texts
+                if request in self._starts:
+                    again += request.shared
+                self._start(request, request.texts)
             requests.clear()
         lane.small.clear()
+        self._count(lane, lane.tokens - again, lane.texts, lane.tokens)
+        if debt:
+            lane.long_debt = debt
 
     def _take_long(self, lane: Lane) -> None:
         """Take the next texts of the first long request that fit. Others may then take as many tokens."""
@@ -296,10 +321,10 @@ class BatchBuilder:
         if not taken:
             return
         lane.sizes.count(before, -1)
-        if taken == before:
-            del lane.long[request.key]
+        if left := request.waiting_tokens:
+            lane.sizes.count(left, 1)
         else:
-            lane.sizes.count(before - taken, 1)
+            del lane.long[request.key]
         lane.long_debt = taken
 
     def _take_small_first(self, lane: Lane) -> None:
@@ -332,7 +357,7 @@ class BatchBuilder:
         else:
             for piece in taken:
                 del lane.small[piece.request.key]
-        self._count(lane, tokens - tokens_left, texts)
+        self._count(lane, tokens - tokens_left, texts, tokens - tokens_left)
         self._small += taken
         return bool(taken)
 
@@ -349,15 +374,16 @@ class BatchBuilder:
             tokens = max(request.deficit, request.next_tokens)
             if before <= tokens + self.limits.small_tokens:
                 tokens = before
-            left = before - self._take(lane, request, tokens)
-            if left == before:
+            taken = self._take(lane, request, tokens)
+            if not taken:
                 return  # its next text does not fit
             lane.sizes.count(before, -1)
+            left = request.waiting_tokens
             if not left:
                 del large[request.key]
             else:
                 lane.sizes.count(left, 1)
-                request.deficit -= before - left
+                request.deficit -= taken
                 if request.next_tokens <= request.deficit:
                     return  # the batch is full, and the quantum is not used up
                 request.has_quantum = False
@@ -365,27 +391,35 @@ class BatchBuilder:
 
     def _take(self, lane: Lane, request: Request, tokens: int) -> int:
         """Take the request's next texts that fit into `tokens` and the batch. Returns their tokens."""
-        counted, first = request.counted, request.taken
-        stop = bisect_right(counted, counted[first] + min(tokens, self.tokens_left), first) - 1
+        counted, first, before = request.counted, request.taken, request.waiting_tokens
+        tokens = min(tokens, self.tokens_left)
+        shared = 0 if request in self._starts else request.shared
+        if shared and tokens < request.next_tokens:
+            return 0
+        stop = bisect_right(counted, counted[first] + tokens - shared, first) - 1
         if stop <= first:
             return 0
-        self._starts.setdefault(request, first)
-        self._note_surplus(request, first, stop)
-        request.taken = stop
-        taken = counted[stop] - counted[first]
-        self._count(lane, taken, stop - first)
+        self._start(request, stop)
+        taken = shared + counted[stop] - counted[first]
+        self._count(lane, taken, stop - first, before - request.waiting_tokens)
         return taken
 
-    def _note_surplus(self, request: Request, start: int, stop: int) -> None:
-        counted, offsets = request.counted, request.offsets
-        if counted is not offsets:
-            self.surplus += counted[stop] - counted[start] - (offsets[stop] - offsets[start])
+    def _start(self, request: Request, stop: int) -> None:
+        """Take the texts before `stop`."""
+        first = self._starts.setdefault(request, request.taken)
+        if request.counted is not request.offsets:
+            counted, start = request.counted, request.taken
+            shared = request.shared - request.prefix if first == start else 0
+            tokens = request.tokens_of(start, stop) - request.prefix
+            self.surplus += shared + counted[stop] - counted[start] - tokens
+        request.taken = stop
 
-    def _count(self, lane: Lane, tokens: int, texts: int) -> None:
+    def _count(self, lane: Lane, tokens: int, texts: int, waited: int) -> None:
+        """Count texts of the batch. `waited` are the lane's tokens that do not wait any more."""
         if lane.long_debt:
             lane.long_debt = max(0, lane.long_debt - tokens)
         self.tokens[lane.low_priority] += tokens
         self.texts += texts
         self.tokens_left -= tokens
-        lane.tokens -= tokens
+        lane.tokens -= waited
         lane.texts -= texts

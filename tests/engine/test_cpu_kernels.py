@@ -129,14 +129,14 @@ def test_embeddings(tokens: int, columns: int) -> None:
 def test_means(columns: int) -> None:
     groups = [Group(0, 3, 1), Group(3, 2, 7), Group(17, 1, 129), Group(146, 4, 300)]
     hidden = 3 + drawn(1, 1346, columns)
-    exact = [double(hidden[start : start + n * length]).view(n, length, -1).mean(1) for start, n, length, _ in groups]
+    exact = [double(hidden[start : start + n * length]).view(n, length, -1).mean(1) for start, n, length, *_ in groups]
     torch.testing.assert_close(double(kernels.means(hidden, groups)), torch.cat(exact), rtol=1e-6, atol=1e-6)
 
 
 def exact_attention(
     qkv: Floats, group: Group, heads: int, positions: Positions, *, kv_heads: int = 0, causal: bool = False
 ) -> torch.Tensor:
-    start, n, length, keys = group
+    start, n, length, keys, *_ = group
     kv_heads = kv_heads or heads
     parts = double(qkv[start : start + n * length]).view(n, length, heads + 2 * kv_heads, -1).transpose(1, 2)
     q, k, v = parts.tensor_split((heads, heads + kv_heads), 1)
@@ -220,6 +220,28 @@ def test_attention_of_decoders(heads: int, kv_heads: int, size: int, causal: boo
     torch.testing.assert_close(reference.double(), wanted, rtol=1e-5, atol=3e-6)
 
 
+@pytest.mark.usefixtures("_threads")
+@pytest.mark.parametrize("kind", ["rotary", "window", "bias"])
+@pytest.mark.parametrize(("heads", "kv_heads", "size"), [(4, 2, 32), (3, 1, 20)])
+def test_attention_of_a_shared_prefix(heads: int, kv_heads: int, size: int, kind: str) -> None:
+    """Rows have the bits that they have in a text which has the prefix's rows itself."""
+    config = EncoderConfig(
+        "", 9, heads * size, 1, heads, 9, "gelu", 900, 1, 1e-5, TensorNames(()), causal=True, key_value_heads=kv_heads
+    )
+    rotation = None if kind == "bias" else Rotation(Rotary(10_000.0, size), 900)
+    bias = drawn(3, heads, 2 * 900 - 1) if kind == "bias" else None
+    positions, attention = Positions(rotation, bias, 100 if kind == "window" else None), Attention(config, HeadParts())
+    shared = 331
+    qkv = 0.4 * drawn(5, 5 + shared + 3 * 170 + 2 * 9, (heads + 2 * kv_heads) * size)
+    groups = [Group(0, 1, 5), Group(5, 1, shared), Group(5 + shared, 3, 170, 0, 300, 5), Group(846, 2, 9, 0, 331, 5)]
+    found = attention(qkv.copy(), groups, positions)
+    for start, sequences, length, _, prefix, prefix_start in groups:
+        for own in range(start, start + sequences * length, length):
+            rows = np.concatenate([qkv[prefix_start : prefix_start + prefix], qkv[own : own + length]])
+            alone = attention(rows, [Group(0, 1, prefix + length)], positions)
+            np.testing.assert_array_equal(found[own : own + length], alone[prefix:])
+
+
 def test_attention_of_what_is_no_number_is_no_number() -> None:
     for positions in (Positions(), Positions(window=2)):
         qkv = drawn(1, 40, 3 * 64)
@@ -279,7 +301,7 @@ def test_attention_by_distance(parts: tuple[bool, bool], buckets: int, farthest:
     own = Attention(config, HeadParts(distances=tables))(qkv, groups, Positions())
     reference = torch_attention.Attention(config, HeadParts(distances=tables))
     row_of = torch.from_numpy(relative_rows(relative, 400))
-    for start, sequences, length, keys in groups:
+    for start, sequences, length, keys, *_ in groups:
         for place in range(start, start + sequences * length, length):
             q, k, v = double(qkv[place : place + length]).view(length, 3, heads, size).permute(1, 2, 0, 3)
             rows = row_of[torch.arange(length) - torch.arange(length)[:, None] + 399]

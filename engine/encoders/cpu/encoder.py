@@ -34,7 +34,8 @@ from embert.engine.errors import EncoderError, UnsupportedModel
 from embert.engine.heads.embedding import EmbeddingHead
 from embert.engine.host import cpu_name, keep_freed_memory, usable_cores, usable_cpus
 from embert.engine.model import Model
-from embert.engine.tasks import ALL_TASKS, Task
+from embert.engine.models.encoder_config import DynamicNtk
+from embert.engine.tasks import ALL_TASKS, NO_TASK, Task
 from embert.engine.weights.checkpoint import Checkpoint
 
 # On a CPU a larger batch gives no more tokens a second, only a longer wait. A longer text gets its own batch.
@@ -64,6 +65,7 @@ class Ticket:
     dimensions: npt.NDArray[np.int32] | None  # [B] in the order submitted
     normalize: npt.NDArray[np.bool_] | None  # [B] likewise
     prompt_tokens: Ints | None  # [B] shortest first: first ones of each sequence, that are not pooled
+    prefixes: Ints | None = None  # [B, 2] of PackedBatch; then sequences are sorted by prefix, and then by length
 
     def wanting(self, task: Task) -> npt.NDArray[np.bool_]:
         """Mask of the sequences that want a task: [B], shortest first."""
@@ -80,6 +82,7 @@ class CpuEncoder(Encoder):
     dtypes: tuple[str, ...] = ("float32", "int8")
     few_tokens_threads = FEW_TOKENS_THREADS
     shares_kernels = True  # threads divide well what lies between two products of a run
+    has_prefixes = True  # attention reads keys from two sequences
 
     def __init__(
         self, model: Model, *, device: str = "cpu", dtype: str = "auto", max_batch_tokens: int | None = None
@@ -114,9 +117,10 @@ class CpuEncoder(Encoder):
         if model.heads.decider is not None:
             self._has |= Task.LABEL_MASS
             self._reads |= dict.fromkeys((Task.DECIDE, Task.LABEL_MASS), model.heads.decider.classifier.pooling)
-        self._padding_id = None if classifier is None else classifier.padding_id
+        self.padding_id = None if classifier is None else classifier.padding_id
         if model.include_prompt:
             self._reads[Task.EMBED] = model.pooling
+        self.shares = self._shared_tasks(model)
         head = model.heads.multi_vector
         self._unattended = None if head is None else head.unattended
         keep_freed_memory()
@@ -135,6 +139,21 @@ class CpuEncoder(Encoder):
         cpus = f"{usable_cpus()} of {os.cpu_count()}"
         self.choice = f"{kernels_name()} kernels, threads: {self._threads}, usable CPUs: {cpus}"
         return KernelOperators(int8=self.dtype == "int8")
+
+    def _shared_tasks(self, model: Model) -> Task:
+        """Tasks that read the last token's row only, where earlier rows do not depend on what follows them."""
+        kinds = [model.config.attention_of(layer) for layer in range(model.config.layers)]
+        # With DynamicNtk the angles depend on the length of a text.
+        plain = all(
+            kind.convolution is None and not (kind.rotary and isinstance(kind.rotary.scaling, DynamicNtk))
+            for kind in kinds
+        )
+        shares = NO_TASK
+        if self.has_prefixes and model.config.causal and plain:
+            for task, row in self._reads.items():
+                if row == "last-token":
+                    shares |= task
+        return shares
 
     @property
     def batch_tokens(self) -> int:
@@ -159,19 +178,27 @@ class CpuEncoder(Encoder):
             raise ValueError(
                 f"a batch of {batch.tokens} tokens is over this encoder's limit of {self.max_batch_tokens}"
             )
-        batch.check(self._has, self.width, self._adapters)
+        batch.check(self._has, self.width, self._adapters, self.shares)
         starts = batch.cu_seqlens[:-1].astype(np.int64)
         lengths = np.diff(batch.cu_seqlens).astype(np.int64)
-        longest, most = int(lengths.max(initial=0)), self._config.max_positions
+        whole = lengths if batch.prefixes is None else lengths + batch.prefixes[:, 1]
+        longest, most = int(whole.max(initial=0)), self._config.max_positions
         if longest > most:
             raise EncoderError(f"a sequence of {longest} tokens is longer than the model's {most} positions")
         attended = attended_tokens(batch, self._unattended)
         order = np.argsort(lengths, kind="stable") if attended is None else np.lexsort((attended, lengths))
+        if batch.prefixes is not None:
+            owners, shared = batch.prefixes.T
+            order = order[np.argsort(np.where(shared, owners, -1)[order], kind="stable")]
         tokens = positions = np.arange(batch.tokens)
         if len(order) > 1:
             lengths = lengths[order]
             positions = positions - np.repeat(np.cumsum(lengths) - lengths, lengths)
             tokens = np.repeat(starts[order], lengths) + positions
+        prefixes = None
+        if batch.prefixes is not None:
+            prefixes = np.stack([np.argsort(order)[owners], shared], 1)[order] * (shared[order] > 0)[:, None]
+            positions = positions + np.repeat(prefixes[:, 1], lengths)
         around = None
         if self._position_padding_id is not None:
             padding_row = self._config.max_positions
@@ -190,6 +217,7 @@ class CpuEncoder(Encoder):
             dimensions=None if batch.dimensions is None else batch.dimensions.copy(),
             normalize=None if batch.normalize is None else batch.normalize.copy(),
             prompt_tokens=None if batch.prompt_tokens is None else batch.prompt_tokens[order].astype(np.int64),
+            prefixes=prefixes,
         )
 
     def wait(self, ticket: Ticket) -> dict[Task, TaskOutput]:
@@ -224,10 +252,10 @@ class CpuEncoder(Encoder):
 
     def _runs(self, ticket: Ticket) -> list[Run]:
         """A run for each thread, or one for all of them where there are too few sequences for that."""
-        count = run_count(len(ticket.ids), self._threads)
+        count = run_count(len(ticket.ids), self._threads) if ticket.prefixes is None else 1
         if self.shares_kernels and 1 < min(count, len(ticket.lengths)) < self._threads:
             count = 1
-        return list(cut_into_runs(ticket.lengths, ticket.attended, count))
+        return list(cut_into_runs(ticket.lengths, ticket.attended, count, ticket.prefixes))
 
     def _rows(self, task: Task, parts: Sequence[Mapping[Task, TaskOutput]], ticket: Ticket) -> TaskOutput:
         """The rows of the sequences that want a task, in the order submitted, from those of the runs."""
@@ -251,7 +279,7 @@ class CpuEncoder(Encoder):
         tasks = Task(int(np.bitwise_or.reduce(ticket.tasks[run.sequences])))
         one_row = self._one_row(tasks)
         chosen = one_row_each(groups, one_row) if one_row else None
-        if chosen is not None and Task.CLASSIFY in tasks and (ids[chosen] == self._padding_id).any():
+        if chosen is not None and Task.CLASSIFY in tasks and (ids[chosen] == self.padding_id).any():
             chosen = None  # the classifier takes an earlier row
         rows = self._transformer(
             ids,

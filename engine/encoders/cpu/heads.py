@@ -31,7 +31,7 @@ ONE_ROW = ("cls", "last-token")
 
 def one_row_each(groups: Sequence[Group], pooling: str) -> npt.NDArray[np.int64]:
     """The rows that a pooling of ONE_ROW takes, one a sequence: int64 [n]."""
-    rows = [np.arange(n) * length + start + (0 if pooling == "cls" else length - 1) for start, n, length, _ in groups]
+    rows = [np.arange(n) * length + start + (0 if pooling == "cls" else length - 1) for start, n, length, *_ in groups]
     return np.concatenate(rows)
 
 
@@ -49,7 +49,7 @@ def pooled(
     if prompt_tokens is None and pooling == "mean":
         return operators.means(hidden, groups)
     if prompt_tokens is None and pooling == "max":
-        rows = [hidden[start : start + n * length].reshape(n, length, -1).max(1) for start, n, length, _ in groups]
+        rows = [hidden[start : start + n * length].reshape(n, length, -1).max(1) for start, n, length, *_ in groups]
         return np.concatenate(rows)
     return pooled_rows(hidden, cumulative(lengths_of(groups)), pooling, prompt_tokens)
 

@@ -127,7 +127,8 @@ class KernelLayer:
         """[T, hidden] → [T, hidden]. `groups` cover all rows in order; positions have no rotation."""
         y = _new_rows(*x.shape)
         bias, window = positions.bias, -1 if positions.window is None else positions.window
-        self._layer(_address(x), len(x), groups, _address(bias), _longest(bias), window, _address(y), allowed_threads())
+        plain = [group[:4] for group in groups]  # only decoders have prefixes
+        self._layer(_address(x), len(x), plain, _address(bias), _longest(bias), window, _address(y), allowed_threads())
         return y
 
 
@@ -168,7 +169,7 @@ def means(hidden: Floats, groups: Sequence[Group]) -> Floats:
     columns, done = hidden.shape[1], 0
     y = np.empty((sum(group.sequences for group in groups), columns), np.float32)
     rows, to = _address(hidden), _address(y)
-    for start, sequences, length, _ in groups:
+    for start, sequences, length, *_ in groups:
         source = rows + 4 * start * columns
         _kernels().mean(source, sequences, length, columns, to + 4 * done * columns, allowed_threads())
         done += sequences
@@ -180,17 +181,19 @@ def attend(
 ) -> None:
     """Attention of one group of sequences: float32 [T, (heads + 2 · kv_heads) · size] → its rows of `context`, whole.
 
-    Heads are whole registers. `decoder`: queries attend to no later key; kv_heads, 0 for as many as `heads`.
+    Heads are whole registers. `decoder`: queries attend to no later key; kv_heads, 0 for as many as `heads`. Only such
+    groups have prefixes.
     """
-    start, sequences, length, keys = group
-    rotation = None if positions.rotation is None else positions.rotation(length)  # keeps the tables until the end
+    start, sequences, length, keys, *prefix = group
+    whole = length + group.prefix
+    rotation = None if positions.rotation is None else positions.rotation(whole)  # keeps the tables until the end
     bias, window = positions.bias, -1 if positions.window is None else positions.window
     _kernels().attend(
         _address(qkv),
         start,
         sequences,
         length,
-        keys or length,
+        keys or whole,
         heads,
         context.shape[1] // heads,
         _address(context),
@@ -199,7 +202,7 @@ def attend(
         _longest(bias),
         window,
         allowed_threads(),
-        *(decoder if any(decoder) else ()),
+        *((*decoder, *prefix) if group.prefix else decoder if any(decoder) else ()),
     )
 
 
@@ -224,7 +227,7 @@ def _as_columns(rows: Floats) -> Floats:
 
 def attend_by_distance(qkv: Floats, group: Group, heads: int, rows: DistanceRows, context: Floats) -> None:
     """The same with scores that have parts by distance (DeBERTa)."""
-    start, sequences, length, keys = group
+    start, sequences, length, keys, *_ = group
     _kernels().attend_by_distance(
         _address(qkv),
         start,

@@ -203,13 +203,13 @@ def convolved(rows: Any, groups: Sequence[Group], taps: Any, bias: Any, unseen: 
 
     The order of each sum depends only on the tap's index, so results are batch-invariant.
     """
-    for start, n, length, keys in groups:
+    for start, n, length, keys, *_ in groups:
         if keys:
             rows[start : start + n * length].reshape(n, length, -1)[:, keys:] = unseen
     columns = rows.shape[1] // 3
     products = rows[:, :columns] * rows[:, 2 * columns :]
     sums = products * taps[len(taps) - 1 - after] + bias
-    for start, n, length, _ in groups:
+    for start, n, length, *_ in groups:
         x, y = (each[start : start + n * length].reshape(n, length, columns) for each in (products, sums))
         for tap, weights in enumerate(taps):
             back = len(taps) - 1 - after - tap  # rows from the tap's to the sum's

@@ -20,12 +20,14 @@ from embert.engine.tasks import Task
 
 
 class Group(NamedTuple):
-    """Adjacent sequences of equal length."""
+    """Adjacent sequences of equal length, which continue the same prefix."""
 
     start: int  # the first token
     sequences: int
     length: int  # tokens of each
     keys: int = 0  # number of its first tokens that are attended to; 0: all
+    prefix: int = 0  # tokens of another sequence that come before those of each
+    prefix_start: int = 0  # the first of these tokens
 
 
 Ints = npt.NDArray[np.int64]
@@ -50,10 +52,11 @@ def run_count(tokens: int, threads: int) -> int:
     return max(1, min(threads * -(-tokens // (threads * MAX_RUN_TOKENS)), tokens // MIN_RUN_TOKENS))
 
 
-def cut_into_runs(lengths: Ints, attended: Ints | None, count: int) -> Iterator[Run]:
+def cut_into_runs(lengths: Ints, attended: Ints | None, count: int, prefixes: Ints | None = None) -> Iterator[Run]:
     """Cut sequences into at most `count` runs of about equal tokens.
 
-    They are sorted by `lengths` [B], and among equal ones by `attended` [B]: the tokens attended to; None: all.
+    They are sorted by `lengths` [B], and among equal ones by `attended` [B]: the tokens attended to; None: all. With
+    `prefixes` [B, 2], those of the batch in this order, all are one run, in which equal ones are adjacent.
     """
     if not len(lengths):
         return
@@ -72,6 +75,8 @@ def cut_into_runs(lengths: Ints, attended: Ints | None, count: int) -> Iterator[
         changes = np.diff(own, prepend=0) != 0
         if attended is not None:
             changes |= np.diff(attended[first:last], prepend=0) != 0
+        if prefixes is not None:
+            changes[1:] |= (np.diff(prefixes, axis=0) != 0).any(1)
         (firsts,) = np.nonzero(changes)
         starts = ends[first:last] - ends[first] + own[0] - own  # of every sequence
         yield Run(
@@ -84,6 +89,8 @@ def cut_into_runs(lengths: Ints, attended: Ints | None, count: int) -> Iterator[
                     np.diff(firsts, append=len(own)).tolist(),
                     own[firsts].tolist(),
                     [0] * len(firsts) if attended is None else attended[first:last][firsts].tolist(),
+                    [0] * len(firsts) if prefixes is None else prefixes[firsts, 1].tolist(),
+                    [0] * len(firsts) if prefixes is None else starts[prefixes[firsts, 0]].tolist(),
                     strict=True,
                 )
             ],

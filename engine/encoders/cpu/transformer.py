@@ -172,10 +172,11 @@ class _LongQueries:
 
     def __call__(self, qkv: Any, groups: Sequence[Group]) -> None:
         for group in groups:
-            if group.length > self._trained:
+            whole = group.prefix + group.length
+            if whole > self._trained:
                 end = group.start + group.sequences * group.length
                 rows = qkv[group.start : end].reshape(group.sequences, group.length, -1)
-                rows[:, :, : self._columns] *= self._factors[: group.length]
+                rows[:, :, : self._columns] *= self._factors[group.prefix : whole]
 
 
 class _LayerInput:

@@ -34,7 +34,7 @@ class Attention:
         """[T, (heads + 2 · kv_heads) · size] → [T, heads · size]. Every row is in a group."""
         size, heads = self._size, self._heads
         context = qkv.new_empty(len(qkv), heads * size)
-        for start, n, length, keys in groups:
+        for start, n, length, keys, *_ in groups:
             stop = start + n * length
             parts = qkv[start:stop].float().view(n, length, heads + 2 * self._kv_heads, size).transpose(1, 2)
             q, k, v = parts.tensor_split((heads, heads + self._kv_heads), 1)

@@ -18,6 +18,7 @@ class TorchEncoder(CpuEncoder):
     dtypes = ("float32", "bfloat16")
     few_tokens_threads = 2
     shares_kernels = False
+    has_prefixes = False
 
     def _operators(self) -> TorchOperators:
         self.choice = "torch's operators"

@@ -1,0 +1,50 @@
+"""The prefix that the texts of one request have in common, which a batch holds once (PackedBatch.prefixes).
+
+There is no cache: each batch has its own prefix. A text has the same bits with and without.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from embert.engine.encoders.base import Encoder
+from embert.engine.tasks import Task
+
+Ints = npt.NDArray[np.int32]
+
+# A shorter prefix, or one that saves a smaller part of the tokens, gains less than it costs.
+LEAST_TOKENS, LEAST_SHARE = 16, 1 / 16
+_FIRST_COLUMNS = 16  # compared in the first step, of all texts
+
+
+def common_prefix(ids: Ints, lengths: Ints, tasks: Task, encoder: Encoder) -> int:
+    """Number of first tokens that all texts have in common; 0: too few, or the encoder does not share those of `tasks`.
+
+    `ids` [T] are those of all texts, end to end. Each text keeps at least its last token, whose row is read. Takes time
+    linear in the tokens that are in common, and for texts that differ at once, linear in their number.
+    """
+    if len(lengths) < 2 or tasks & ~encoder.shares:
+        return 0
+    longest = int(lengths.min()) - 1
+    stops = np.cumsum(lengths, dtype=np.int64)
+    starts = stops - lengths
+    if encoder.padding_id is not None and (ids[stops - 1] == encoder.padding_id).any():
+        return 0
+    done, columns = 0, _FIRST_COLUMNS
+    while done < longest:
+        own = ids[starts[:, None] + np.arange(done, min(longest, done + columns))]
+        same = (own == own[0]).all(0)
+        done += int(same.argmin()) if not same.all() else len(same)
+        if not same.all():
+            break
+        columns *= 2
+    saved = done * (len(lengths) - 1)
+    return done if done >= LEAST_TOKENS and saved >= LEAST_SHARE * len(ids) else 0
+
+
+def of_first(texts: int, tokens: int) -> Ints:
+    """The prefixes [texts, 2] of texts that all begin with the first `tokens` tokens of the first one."""
+    prefixes = np.zeros((texts, 2), np.int32)
+    prefixes[1:, 1] = tokens
+    return prefixes
