@@ -75,11 +75,13 @@ def estimate_memory(
     if not config.layers:  # a mapped table, and the rows of a chunk
         return MemoryEstimate(weights, MIB)
     tokens = max_batch_tokens or _BATCH_TOKENS["cuda" if on_gpu else "cpu"]
-    activations = max(tokens, model.max_input_length) * (item * (2 * hidden + widest) + _TOKEN)
+    kept = (3 if config.layer_inputs else 2) * hidden
+    activations = max(tokens, model.max_input_length) * (item * (kept + widest) + _TOKEN)
     if dtype == "int8" and on_gpu:  # rows of 8 bits, each with a scale
         activations += max(tokens, model.max_input_length) * (max(hidden, inner) + 4)
     # Norms are folded into these in FP32; the CPU encoder repacks its matrices, one at a time.
-    products = (config.heads + 2 * config.kv_heads) * config.head_size + inner * (2 if config.gated else 1)
+    products = max((each.heads + 2 * each.kv_heads) * each.head_size for each in of_layers)
+    products += inner * (2 if config.gated else 1)
     matrices = config.layers * hidden * products
     folds = on_gpu and item == 2 and hidden <= _FOLDED_COLUMNS and not config.shared_layers
     loading = 4 * matrices if folds else 0

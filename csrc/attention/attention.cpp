@@ -25,9 +25,10 @@ double scale_of(const AttentionHeads& shape) {
 
 Status attention(DType dtype, const void* qkv, int rows, const WindowedWork& work, const AttentionHeads& shape,
                  const RelativeScores& relative, void* context, TensorMaps* maps, const Stream& stream) {
-  if (!attention_supports(shape)) {
+  if (!attention_supports(shape) || (dtype == DType::kFloat32 && shape.head_size > kMaxFloat32Head)) {
     return Status::refused("attention: ", shape.heads, " heads of queries and ", shape.kv_heads, " of keys, of size ",
-                           shape.head_size, ": sizes are multiples of 8 up to ", kMaxHeadSize);
+                           shape.head_size, ": sizes are multiples of 8 up to ",
+                           dtype == DType::kFloat32 ? kMaxFloat32Head : kMaxHeadSize);
   }
   if (work.window > 0 && relative.scores != nullptr)
     return Status::refused("attention: a window and scores by relative position");
@@ -36,6 +37,7 @@ Status attention(DType dtype, const void* qkv, int rows, const WindowedWork& wor
     if (relative.scores != nullptr)
       return Status::refused("attention: scores by relative position with causal attention, shared keys or a scale");
     if (dtype == DType::kFloat32) return attention_fp32_decoder(qkv, work, shape, context, stream);
+    if (shape.head_size > kMaxTileHead) return attention_sm80_wide(dtype, qkv, work, shape, context, stream);
     if (maps == nullptr || !attention_sm90_decoder_supports(dtype, shape))
       return attention_sm80_decoder(dtype, qkv, work, shape, context, stream);
     if (work.tile_count > 0) EMBERT_TRY(attention_sm90_decoder(dtype, qkv, rows, work, shape, context, *maps, stream));

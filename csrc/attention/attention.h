@@ -13,7 +13,7 @@ namespace embert {
 
 class TensorMaps;
 
-constexpr int kMaxHeadSize = 256;
+constexpr int kMaxHeadSize = 512, kMaxFloat32Head = 256;
 
 // The heads of attention, and the keys that a query attends to in addition to its window.
 struct AttentionHeads {
@@ -22,6 +22,10 @@ struct AttentionHeads {
   int head_size = 0;    // a multiple of 8
   float scale = 0.0f;   // of scores; 0: 1/√head_size
   bool causal = false;  // a query attends to its own key and to those before it, of a window to those before it
+
+  int columns() const { return heads * head_size; }         // of queries and of the context
+  int key_columns() const { return kv_heads * head_size; }  // of keys and of values
+  int qkv_columns() const { return columns() + 2 * key_columns(); }
 };
 
 // maps: on a Hopper device, else null. All forward passes of an encoder must use the same, because bits depend on it.
@@ -57,11 +61,16 @@ Status attention_sm80(DType dtype, const void* qkv, const WindowedWork& work, in
 Status attention_sm80_disentangled(DType dtype, const void* qkv, const AttentionWork& work, const AttentionHeads& heads,
                                    const DisentangledScores& positions, void* context,
                                    const Stream& stream);  // 16-bit types
-// Heads that share keys and values, causal attention, head sizes over 128, other scales; without relative scores.
+// Heads that share keys and values, causal attention, head sizes over 128, other scales; without relative scores. In
+// FP32 heads have at most kMaxFloat32Head columns.
 Status attention_fp32_decoder(const void* qkv, const WindowedWork& work, const AttentionHeads& heads, void* context,
                               const Stream& stream);
 Status attention_sm80_decoder(DType dtype, const void* qkv, const WindowedWork& work, const AttentionHeads& heads,
                               void* context, const Stream& stream);  // 16-bit types
+// The same for head sizes over kMaxTileHead, which the other kernels of 16-bit types do not take.
+constexpr int kMaxTileHead = 256;
+Status attention_sm80_wide(DType dtype, const void* qkv, const WindowedWork& work, const AttentionHeads& heads,
+                           void* context, const Stream& stream);
 bool attention_sm90_supports(DType dtype, int head_size, int window);
 Status attention_sm90(DType dtype, const void* qkv, int rows, const WindowedWork& work, int heads, int head_size,
                       const RelativeScores& relative, void* context, TensorMaps& maps, const Stream& stream);

@@ -164,6 +164,10 @@ NB_MODULE(_cuda_testing, m) {
              bench.check(
                  add_rmsnorm(DType(type), x, gamma, rows, hidden, epsilon, y, before, after, sums, bench.stream()));
            })
+      .def("multiply_rmsnorm",
+           [](Bench& bench, int type, Address x, Address gamma, int rows, int hidden, float epsilon, Address y) {
+             bench.check(multiply_rmsnorm(DType(type), x, gamma, rows, hidden, epsilon, y, bench.stream()));
+           })
       .def("embed_words",
            [](Bench& bench, int type, Address word, Address ids, int rows, int hidden, float scale, Address y,
               Address after, Address sums) {
@@ -171,9 +175,10 @@ NB_MODULE(_cuda_testing, m) {
            })
       .def("qk_norm",
            [](Bench& bench, int type, Address x, int rows, int pitch, Address query, Address key, int heads,
-              float epsilon, int head_size, int rotary_dim, int columns, Address table, Address positions) {
+              float epsilon, int head_size, int rotary_dim, int columns, Address table, Address positions, int values) {
              const RopeColumns rope{head_size, rotary_dim, columns, table, positions};
-             bench.check(qk_norm_rope(DType(type), x, rows, pitch, {query, key, heads, epsilon}, rope, bench.stream()));
+             bench.check(
+                 qk_norm_rope(DType(type), x, rows, pitch, {query, key, heads, epsilon}, rope, values, bench.stream()));
            })
       .def("activate",
            [](Bench& bench, int type, int activation, int rows, int columns, Address x) {

@@ -20,6 +20,7 @@ Status Activations::allocate(const EncoderConfig& model, const Program& program,
     Arena arena(arena_.as());
     x_ = arena.take(hidden * column);
     sum_ = arena.take(hidden * column);
+    if (model.layer_inputs > 0) embedded_ = arena.take(hidden * column);
     shared_ = arena.take(std::max(columns * column, 2 * head_floats_ * sizeof(float)));
     if (folds) {
       x_stats_ = arena.take<float2>(stats_count(rows_, model.hidden));
@@ -39,8 +40,9 @@ Status Activations::allocate(const EncoderConfig& model, const Program& program,
     offsets_.shorts = arena.take<AttentionTile>(sequences_);
     if (pass == 0) EMBERT_TRY(arena_.allocate(arena.used()));
   }
-  context_ = shared_ + model.qkv_columns() * column;
+  context_ = shared_ + program.context_from * column;
   inner_ = shared_ + program.inner_from * column;
+  gated_ = shared_ + model.layer_inputs * column;
   // Batches that are rounded up compute rows that nothing reads. Zeros keep them finite.
   EMBERT_CUDA(cudaMemsetAsync(arena_.as(), 0, arena_.bytes(), stream.handle));
   return {};
@@ -56,6 +58,10 @@ uint8_t* Activations::rows(Buffer buffer) const {
       return context_;
     case Buffer::kInner:
       return inner_;
+    case Buffer::kGated:
+      return gated_;
+    case Buffer::kEmbedded:
+      return embedded_ != nullptr ? embedded_ : shared_;
     default:
       return shared_;
   }

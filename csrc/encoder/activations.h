@@ -31,8 +31,9 @@ class Activations {
 
  private:
   DeviceBuffer arena_;
-  uint8_t *x_ = nullptr, *sum_ = nullptr, *shared_ = nullptr;  // shared: [rows, program.widest], or the heads' maximum
-  uint8_t *context_ = nullptr, *inner_ = nullptr;              // parts of it
+  uint8_t *x_ = nullptr, *sum_ = nullptr, *embedded_ = nullptr;
+  uint8_t* shared_ = nullptr;                                         // [rows, program.widest], or the heads' maximum
+  uint8_t *context_ = nullptr, *inner_ = nullptr, *gated_ = nullptr;  // parts of it
   int* zeros_ = nullptr;
   float2 *x_stats_ = nullptr, *sum_stats_ = nullptr;
   QuantizedRows quantized_;

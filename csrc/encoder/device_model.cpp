@@ -48,7 +48,8 @@ LinearWeights linear_weights(const DeviceModel& model, size_t i, RopeColumns& ro
   weights.n = plan.gates ? source.out / 2 : source.out;
   weights.k = source.in;
   weights.gated = plan.gates;
-  if (plan.matrix == Matrix::kInner && (plan.gates || !config.gated)) weights.activation = config.activation;
+  if (plan.matrix == Matrix::kInputGate || (plan.matrix == Matrix::kInner && (plan.gates || !config.gated)))
+    weights.activation = config.activation;
   weights.input_norm = stored.input_norm(plan);
   weights.residual_norm = stored.norm(plan.residual);
   weights.epsilon = config.epsilon;
@@ -138,7 +139,8 @@ Status DeviceModel::prepare(const Stream& stream) {
 
 RopeColumns DeviceModel::rope_columns(int layer) const {
   const LayerAttention attention = config.attention_of(layer);
-  return {config.head_size(), attention.rotary_dim, config.attention_columns() + config.key_columns(),
+  const AttentionHeads heads = config.attention_heads(layer);
+  return {heads.head_size, attention.rotary_dim, heads.columns() + heads.key_columns(),
           attention.rotary_dim == 0 ? nullptr : weights.angles(attention.table), activations.offsets().positions};
 }
 

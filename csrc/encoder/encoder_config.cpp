@@ -37,6 +37,7 @@ std::vector<int> EncoderConfig::angle_tables() const {
 Status EncoderConfig::check() const {
   EMBERT_TRY(check_attention());
   EMBERT_TRY(check_norms());
+  EMBERT_TRY(check_layer_inputs());
   if (inner <= 0 || inner % 8 != 0) return refuse("intermediate size ", inner, ": it must be a multiple of 8");
   if (layers < 1 || vocabulary < 1 || max_length() < 1 || types < 0)
     return refuse("a model without layers, vocabulary or positions");
@@ -54,13 +55,34 @@ Status EncoderConfig::check_attention() const {
   if (padded_head != 0 && (padded_head < hidden / heads || int8 || !angle_tables().empty() || !is_plain))
     return refuse("heads of ", hidden / heads, " columns, padded to ", padded_head,
                   (int8 ? ", in int8" : ", with rotary positions or a decoder's attention"));
-  if (!attention_supports(attention_heads()))
-    return refuse("heads of ", head_size(), " columns: they must be a multiple of 8 of at most ", kMaxHeadSize);
   if (distance_rows != 0) EMBERT_TRY(check_distances());
   if (relative && (!is_plain || head_size() > 128))
     return refuse("scores by relative position with a decoder's attention, or with heads of over 128 columns");
-  if (qk_norm && !qk_norm_supports(dtype, head_size()))
-    return refuse("norms of queries and keys of ", head_size(), " columns");
+  if (value_norm && !qk_norm) return refuse("norms of values without norms of queries and keys");
+  return {};
+}
+
+Status EncoderConfig::check_heads_of(int layer) const {
+  const AttentionHeads of = attention_heads(layer);
+  const LayerAttention own = attention_of(layer);
+  const int most = dtype == DType::kFloat32 ? kMaxFloat32Head : kMaxHeadSize;
+  if (!attention_supports(of) || of.head_size > most)
+    return refuse("heads of ", of.head_size, " columns: they must be a multiple of 8 of at most ", most);
+  if ((own.head_columns != 0 || own.kv_heads != 0) &&
+      (padded_head != 0 || relative || distance_rows > 0 || int8 || !shared.empty()))
+    return refuse("layers whose heads differ, in int8, with shared layers, or with scores by position");
+  if (qk_norm && !qk_norm_supports(dtype, of.head_size))
+    return refuse("norms of queries and keys of ", of.head_size, " columns");
+  return {};
+}
+
+Status EncoderConfig::check_layer_inputs() const {
+  if (layer_inputs == 0) return {};
+  if (layer_inputs < 0 || layer_inputs % 8 != 0 || !rmsnorm_supports(dtype, layer_inputs))
+    return refuse("inputs of layers of ", layer_inputs, " columns: they must be a multiple of 8 of at most ",
+                  max_rms_columns(dtype));
+  if (!sublayer_norms || !shared.empty())
+    return refuse("inputs of layers without norms after a layer's parts, or of shared layers");
   return {};
 }
 
@@ -129,11 +151,13 @@ Status EncoderConfig::check_layers() const {
   }
   for (int i = 0; i < layers; ++i) {
     const LayerAttention layer_attention = attention_of(i);
+    EMBERT_TRY(check_heads_of(i));
+    const int head_columns = attention_heads(i).head_size;
     if (layer_attention.window < 0 || (layer_attention.window > 0 && relative))
       return refuse("a window of ", layer_attention.window, " tokens together with scores by relative position");
     if (layer_attention.rotary_dim < 0 || layer_attention.rotary_dim % 2 != 0 ||
-        layer_attention.rotary_dim > head_size() || layer_attention.table < 0 || layer_attention.table >= layers)
-      return refuse(layer_attention.rotary_dim, " RoPE columns of heads of ", head_size());
+        layer_attention.rotary_dim > head_columns || layer_attention.table < 0 || layer_attention.table >= layers)
+      return refuse(layer_attention.rotary_dim, " RoPE columns of heads of ", head_columns);
     if (layer_attention.rotary_dim > 0 && angle_tables()[layer_attention.table] != layer_attention.rotary_dim / 2)
       return refuse("one table of angles for different numbers of RoPE columns");
     if (stored(i) < 0 || stored(i) >= layers) return refuse("weights of layer ", stored(i));

@@ -12,11 +12,12 @@
 
 namespace embert {
 
-// The window and the position encoding of one layer's attention.
+// The window, the position encoding and the heads of one layer's attention.
 struct LayerAttention {
   int window = 0;      // a token attends to this many tokens on each side of itself; 0: all
   int rotary_dim = 0;  // the first columns of each head of queries and keys, which RoPE rotates; 0: none
   int table = 0;       // the index of its RoPE table
+  int head_columns = 0, kv_heads = 0;  // where they differ from the model's; 0: they do not
 };
 
 // BERT's layers, and how a model differs from them (engine/models/encoder_config.py is the same in Python).
@@ -30,19 +31,23 @@ struct EncoderConfig {
 #include "encoder/encoder_config_fields.inc"
 #undef EMBERT_FIELD
 
+  // Where no layer's heads differ.
   int head_size() const { return padded_head > 0 ? padded_head : head_columns > 0 ? head_columns : hidden / heads; }
   int key_heads() const { return kv_heads > 0 ? kv_heads : heads; }
-  int attention_columns() const { return heads * head_size(); }  // of queries and of the context
-  int key_columns() const { return key_heads() * head_size(); }  // of keys and of values
-  int qkv_columns() const { return attention_columns() + 2 * key_columns(); }
-  // Columns of a gathered row: the context, x, and room for row statistics (forward.cpp).
-  int gathered_columns() const { return attention_columns() + hidden + hidden / 2 + 64; }
-  AttentionHeads attention_heads() const { return {heads, key_heads(), head_size(), attention_scale, causal}; }
+  AttentionHeads attention_heads(int layer) const {
+    const LayerAttention own = attention_of(layer);
+    return {heads, own.kv_heads > 0 ? own.kv_heads : key_heads(), own.head_columns > 0 ? own.head_columns : head_size(),
+            attention_scale, causal};
+  }
+  // Columns of a gathered row: the last layer's context, x, and room for row statistics (forward.cpp).
+  int gathered_columns() const { return attention_heads(layers - 1).columns() + hidden + hidden / 2 + 64; }
   int max_length() const { return positions; }
   int position_rows() const { return positions + (padding ? 1 : 0); }
   int embedding_columns() const { return embedding > 0 ? embedding : hidden; }
   int width() const { return task_heads.width(hidden); }  // of EMBED's vectors
-  LayerAttention attention_of(int layer) const { return attention.empty() ? LayerAttention() : attention[layer]; }
+  LayerAttention attention_of(int layer) const {
+    return size_t(layer) < attention.size() ? attention[layer] : LayerAttention();
+  }
   bool has_attention_norm(int layer) const { return !pre_norm || first_norm || layer > 0; }
   int stored(int layer) const { return shared.empty() ? layer : shared[layer]; }
   int stored_layers() const;  // number of layers with weights
@@ -55,6 +60,8 @@ struct EncoderConfig {
 
  private:
   Status check_attention() const;
+  Status check_heads_of(int layer) const;
+  Status check_layer_inputs() const;
   Status check_distances() const;
   Status check_norms() const;
   Status check_layers() const;

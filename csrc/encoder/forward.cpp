@@ -74,9 +74,11 @@ Status Replay::run_op(const Op& op) {
       break;
     case OpKind::kRope: {
       const RopeColumns rope = model_.rope_columns(op.layer);
-      const int pitch = config_.qkv_columns();
-      EMBERT_TRY(config_.qk_norm ? qk_norm_rope(dtype, to, count_, pitch, weights.head_norms(op.layer), rope, stream_)
-                                 : rope_rows(dtype, to, count_, pitch, rope, stream_));
+      const AttentionHeads heads = config_.attention_heads(op.layer);
+      const int pitch = heads.qkv_columns(), values = config_.value_norm ? heads.kv_heads : 0;
+      EMBERT_TRY(config_.qk_norm
+                     ? qk_norm_rope(dtype, to, count_, pitch, weights.head_norms(op.layer), rope, values, stream_)
+                     : rope_rows(dtype, to, count_, pitch, rope, stream_));
       break;
     }
     case OpKind::kAttend:
@@ -93,7 +95,12 @@ Status Replay::run_op(const Op& op) {
     }
     case OpKind::kAddNormalized:
       EMBERT_TRY(add_rmsnorm(dtype, x.data, weights.norm(op.norm).gamma, count_, config_.hidden, config_.epsilon, to,
-                             weights.factors(op.before), weights.factors(op.next), sums, stream_));
+                             weights.divisors(op), weights.factors(op.next), sums, stream_));
+      break;
+    case OpKind::kTimesNormalized:
+      // The embeddings are not divided by √hidden before their product, but ε is multiplied by what that would divide.
+      EMBERT_TRY(multiply_rmsnorm(dtype, x.data, weights.norm(op.norm).gamma, count_, config_.layer_inputs,
+                                  config_.epsilon * config_.hidden, to, stream_));
       break;
   }
   rows_of(op.y) = y;
@@ -122,9 +129,17 @@ Status Replay::embed_batch(const Op& op) {
     EMBERT_CUDA(cudaMemcpyAsync(offsets.positions, plan_.positions, size_t(plan_.rows) * sizeof(int),
                                 cudaMemcpyHostToDevice, stream_.handle));
   }
-  if (!config_.embedding_norm || config_.projects_first)
-    return embed_words(config_.dtype, tables.word, offsets.ids, plan_.rows, columns, config_.embedding_scale, to,
-                       model_.weights.factors(op.next), sums, stream_);
+  if (!config_.embedding_norm || config_.projects_first) {
+    const auto words = [&](void* rows, const float* factors, float2* row_sums) {
+      return embed_words(config_.dtype, tables.word, offsets.ids, plan_.rows, columns, config_.embedding_scale, rows,
+                         factors, row_sums, stream_);
+    };
+    if (config_.layer_inputs > 0) {
+      rows_of(Buffer::kEmbedded) = {buffers_.rows(Buffer::kEmbedded)};
+      EMBERT_TRY(words(buffers_.rows(Buffer::kEmbedded), nullptr, nullptr));
+    }
+    return words(to, model_.weights.factors(op.next), sums);
+  }
   // Without a position table every row uses the same one, of zeros.
   const int* const positions = config_.position_table ? offsets.positions : buffers_.zeros();
   return embed(config_.dtype, tables, offsets.ids, offsets.types, positions, plan_.rows, columns, config_.epsilon, to,
@@ -133,6 +148,7 @@ Status Replay::embed_batch(const Op& op) {
 
 Status Replay::attend(const Op& op) {
   const bool gathers = gathered_ && op.layer == config_.layers - 1;
+  const AttentionHeads heads = config_.attention_heads(op.layer);
   uint8_t *const qkv = buffers_.rows(op.x), *const context = buffers_.rows(op.y);
   const OffsetsOutput& offsets = buffers_.offsets();
   // Only models with RoPE use tiles for long texts: for others they are not measured.
@@ -143,12 +159,11 @@ Status Replay::attend(const Op& op) {
   TensorMaps* const maps = model_.maps.get();
   const Stream& stream = stream_.alternate_direction();
   if (!gathers && model_.gemms[op.gemm].linear->supports_blocks(count_) &&
-      attention_writes_blocks(config_.dtype, work, config_.head_size(), maps)) {
+      attention_writes_blocks(config_.dtype, work, heads.head_size, maps)) {
     const QuantizedBlocks blocks = QuantizedBlocks::in(context, count_, config_.hidden);
     rows_of(op.y) = {context, nullptr, 1, blocks.maxima};
     return attention_in_blocks(qkv, count_, work, config_.heads, relative, blocks, *maps, stream);
   }
-  const AttentionHeads heads = config_.attention_heads();
   rows_of(op.y) = {context};
   EMBERT_TRY(config_.distance_rows > 0
                  ? attention_sm80_disentangled(config_.dtype, qkv, work, heads, model_.weights.distances(op.layer),
@@ -164,10 +179,11 @@ Status Replay::gather_rows(const Op& op) {
   uint8_t* const context_to = buffers_.rows(op.x);
   // At most half of the rows are gathered.
   const size_t column = size_t(buffers_.row_capacity() / 2) * bytes_of(config_.dtype);
-  uint8_t* const x_to = context_to + config_.attention_columns() * column;
+  const int columns = config_.attention_heads(op.layer).columns();
+  uint8_t* const x_to = context_to + columns * column;
   auto* const sums = model_.folds ? reinterpret_cast<float2*>(x_to + config_.hidden * column) : nullptr;
-  EMBERT_TRY(gather(config_.dtype, buffers_.rows(op.y), config_.attention_columns(), x, buffers_.offsets().cu_seqlens,
-                    *gathered_, plan_.sequences, config_.hidden, context_to, x_to, sums, stream_));
+  EMBERT_TRY(gather(config_.dtype, buffers_.rows(op.y), columns, x, buffers_.offsets().cu_seqlens, *gathered_,
+                    plan_.sequences, config_.hidden, context_to, x_to, sums, stream_));
   rows_of(op.y) = {context_to};
   x = {x_to, x.stats == nullptr ? nullptr : sums, x.splits};
   count_ = plan_.sequences;

@@ -9,7 +9,8 @@
 
 namespace embert {
 Status Weights::exact_copy(const std::string& name, int layer, DType stored, float*& to) {
-  const size_t hidden = model_.hidden, key = model_.attention_columns() * hidden, keys = model_.key_columns() * hidden;
+  const AttentionHeads heads = model_.attention_heads(layer);
+  const size_t hidden = model_.hidden, key = heads.columns() * hidden, keys = heads.key_columns() * hidden;
   // The first element of each: the gate's rows alternate with inner's (weights.h).
   const std::pair<const char*, size_t> places[] = {{"query.weight", 0},
                                                    {"key.weight", key},
@@ -68,9 +69,10 @@ Status Weights::upload_interleaved(const void* host, DType stored, const WeightV
 
 const void* Weights::ordered(const std::string& name, int layer, const void* host, size_t row_bytes,
                              std::vector<uint8_t>& memory) const {
-  const std::pair<const char*, int> heads_of[] = {{"query.weight", model_.heads},   {"query.bias", model_.heads},
-                                                  {"query_norm.gamma", 1},          {"key.weight", model_.key_heads()},
-                                                  {"key.bias", model_.key_heads()}, {"key_norm.gamma", 1}};
+  const AttentionHeads heads = model_.attention_heads(layer);
+  const std::pair<const char*, int> heads_of[] = {{"query.weight", heads.heads}, {"query.bias", heads.heads},
+                                                  {"query_norm.gamma", 1},       {"key.weight", heads.kv_heads},
+                                                  {"key.bias", heads.kv_heads},  {"key_norm.gamma", 1}};
   const auto* const known =
       std::find_if(std::begin(heads_of), std::end(heads_of), [&](const auto& each) { return name == each.first; });
   if (layer < 0 || known == std::end(heads_of)) return host;
@@ -78,10 +80,10 @@ const void* Weights::ordered(const std::string& name, int layer, const void* hos
   while (model_.stored(user) != layer) ++user;
   const int rotary_dim = model_.attention_of(user).rotary_dim;
   if (rotary_dim == 0) return host;
-  const int rows = known->second * model_.head_size();
+  const int rows = known->second * heads.head_size;
   memory.resize(rows * row_bytes);
   for (int i = 0; i < rows; ++i) {
-    const size_t from = rope_row(i, model_.head_size(), rotary_dim);
+    const size_t from = rope_row(i, heads.head_size, rotary_dim);
     std::memcpy(memory.data() + i * row_bytes, static_cast<const uint8_t*>(host) + from * row_bytes, row_bytes);
   }
   return memory.data();

@@ -14,6 +14,7 @@ class Compiler {
     for (int i = 0; i < model_.layers; ++i) {
       attention(i);
       feed_forward(i);
+      if (model_.layer_inputs > 0) layer_input(i);
     }
     if (!model_.pre_norm) {
       program_.last = pending_norm_;
@@ -24,8 +25,12 @@ class Compiler {
     }
     const bool unfused_gates = model_.gated && !caps_.gates;  // gates and their results
     program_.inner_from = unfused_gates ? 2 * model_.inner : 0;
-    program_.widest = std::max({model_.qkv_columns() + model_.attention_columns(),
-                                (unfused_gates ? 3 : 1) * model_.inner, model_.embedding_columns()});
+    program_.widest =
+        std::max({(unfused_gates ? 3 : 1) * model_.inner, model_.embedding_columns(), 2 * model_.layer_inputs});
+    for (int i = 0; i < model_.layers; ++i)
+      program_.context_from = std::max(program_.context_from, model_.attention_heads(i).qkv_columns());
+    for (int i = 0; i < model_.layers; ++i)
+      program_.widest = std::max(program_.widest, program_.context_from + model_.attention_heads(i).columns());
     return program_;
   }
 
@@ -120,7 +125,7 @@ class Compiler {
       if (unfused_gates) program_.steps.push_back({OpKind::kGate, Buffer::kGates, Buffer::kInner});
       if (model_.sublayer_norms) {
         product(out, Buffer::kInner, Buffer::kSum);
-        add_normalized({NormKind::kOutSublayer, i}, inner_norm(i), outer_norm(i + 1));
+        add_normalized({NormKind::kOutSublayer, i}, inner_norm(i), after_feed_forward(i));
       } else {
         product(out, Buffer::kInner, y, rows, caps_.folds);
       }
@@ -130,6 +135,20 @@ class Compiler {
     pending_norm_ = caps_.folds ? NormRef{NormKind::kOut, i} : NormRef{};
     if (!caps_.folds) normalize(Buffer::kSum, Buffer::kX, {NormKind::kOut, i});
   }
+
+  // What the layer's own input adds, gated by its rows as they are: no norm precedes it.
+  void layer_input(int i) {
+    product({Matrix::kInput, i}, Buffer::kEmbedded, Buffer::kInput);
+    product({Matrix::kInputGate, i}, Buffer::kX, Buffer::kGated);
+    Op step{OpKind::kTimesNormalized, Buffer::kInput, Buffer::kGated};
+    step.norm = {NormKind::kInputs};
+    program_.steps.push_back(step);
+    product({Matrix::kInputDense, i}, Buffer::kGated, Buffer::kSum);
+    add_normalized({NormKind::kInputSublayer, i}, {}, outer_norm(i + 1));
+  }
+
+  // The norm that readers of a layer's rows after the feed-forward layer apply.
+  NormRef after_feed_forward(int i) const { return model_.layer_inputs > 0 ? NormRef{} : outer_norm(i + 1); }
 
   // The LayerNorm between attention and the feed-forward layer.
   NormRef inner_norm(int i) const { return {model_.pre_norm ? NormKind::kOut : NormKind::kAttention, i}; }

@@ -15,11 +15,23 @@ struct GemmCaps {
   bool gates = false;
 };
 
-enum class Matrix : int { kProjection, kQkv, kAttentionOut, kInner, kOut };
+// The last three are of a layer's own input: made of the embeddings, gated, and added.
+enum class Matrix : int { kProjection, kQkv, kAttentionOut, kInner, kOut, kInput, kInputGate, kInputDense };
 
-// A norm of the model: the op that it follows, or with pre_norm precedes. The last two follow attention and the
-// feed-forward layer where others precede them.
-enum class NormKind : int { kNothing, kEmbedding, kAttention, kOut, kLast, kAttentionSublayer, kOutSublayer };
+// A norm of the model: the op that it follows, or with pre_norm precedes. kAttentionSublayer and kOutSublayer follow
+// attention and the feed-forward layer where others precede them; kInputs and kInputSublayer follow a layer's own input
+// and what the layer adds of it.
+enum class NormKind : int {
+  kNothing,
+  kEmbedding,
+  kAttention,
+  kOut,
+  kLast,
+  kAttentionSublayer,
+  kOutSublayer,
+  kInputs,
+  kInputSublayer
+};
 struct NormRef {
   NormKind kind = NormKind::kNothing;
   int layer = 0;
@@ -45,16 +57,28 @@ enum class Buffer : int {
   kContext,   // [rows, attention columns]
   kInner,     // [rows, inner]
   kGates,     // [rows, 2·inner]: gate, value, gate, value, …
-  kEmbedded,  // [rows, embedding]
+  kEmbedded,  // [rows, embedding]; with inputs of layers the embeddings, which stay
+  kInput,     // [rows, layer_inputs]
+  kGated,     // [rows, layer_inputs]: the input, times a gate
 };
-constexpr int kBuffers = 8;
+constexpr int kBuffers = 10;
 
-enum class OpKind : int { kEmbed, kGemm, kFeedForward, kRope, kAttend, kGate, kNormalize, kAddNormalized };
+enum class OpKind : int {
+  kEmbed,
+  kGemm,
+  kFeedForward,
+  kRope,
+  kAttend,
+  kGate,
+  kNormalize,
+  kAddNormalized,
+  kTimesNormalized
+};
 
 // For profilers; in OpKind's order.
 inline const char* name_of(OpKind op) {
-  constexpr const char* kNames[] = {"embedding", "GEMM", "feed-forward", "RoPE",
-                                    "attention", "gate", "norm",         "norm and residual"};
+  constexpr const char* kNames[] = {"embedding", "GEMM", "feed-forward",      "RoPE",         "attention",
+                                    "gate",      "norm", "norm and residual", "norm and gate"};
   return kNames[int(op)];
 }
 
@@ -65,16 +89,17 @@ struct Op {
   bool writes_stats = false;           // y is not normalized yet
   int gemm = 0;                        // kGemm; kAttend: of the context; kFeedForward: the first of two
   int layer = 0;                       // kRope (with norms of queries and keys where the model has them), kAttend
-  NormRef norm = {};                   // kNormalize; kAddNormalized: of x, which is added to y
+  NormRef norm = {};                   // kNormalize; of x, which is added to y or multiplied by it
   NormRef before = {}, next = {};      // kAddNormalized, kEmbed: of y, as of a GEMM's residual and rows
 };
 
 struct Program {
   std::vector<GemmPlan> gemms;  // in the order in which they run
   std::vector<Op> steps;
-  NormRef last;        // still to be applied to the rows of the last op
-  int widest = 0;      // columns of the widest rows in one piece of memory, such as Q, K, V and context
-  int inner_from = 0;  // the column of that piece at which kInner begins, after kGates
+  NormRef last;          // still to be applied to the rows of the last op
+  int widest = 0;        // columns of the widest rows in one piece of memory, such as Q, K, V and context
+  int context_from = 0;  // the column of that piece at which kContext begins,
+  int inner_from = 0;    // and the one of kInner, after kGates
 };
 
 Program compile(const EncoderConfig& model, const GemmCaps& caps);

@@ -9,7 +9,7 @@ void Weights::lay_out(uint8_t* base, size_t& bytes) {
   Arena arena(base);
   tensors_.clear();
   const size_t hidden = model_.hidden, inner = model_.inner, embedding = model_.embedding_columns();
-  const size_t attention = model_.attention_columns(), keys = model_.key_columns(), qkv = model_.qkv_columns();
+  const size_t inputs = model_.layer_inputs;
   const DType dtype = model_.dtype, layer_dtype = model_.int8 ? DType::kInt8 : dtype;
   const auto add = [&](int layer, const std::string& name, void* to, const TensorShape& shape, DType type) {
     tensors_[{layer, name}] = {to, shape, type};
@@ -48,6 +48,9 @@ void Weights::lay_out(uint8_t* base, size_t& bytes) {
   layers_.resize(model_.stored_layers());
   for (int i = 0; i < int(layers_.size()); ++i) {
     LayerWeights& layer = layers_[i];
+    const AttentionHeads heads = model_.attention_heads(i);
+    const size_t attention = heads.columns(), keys = heads.key_columns(), qkv = heads.qkv_columns();
+    widest_qkv_ = std::max(widest_qkv_, int(qkv));
     const auto scales = [&](size_t rows) { return model_.int8 ? arena.take<float>(rows) : nullptr; };
     const auto linear = [&](const std::string& name, size_t rows, size_t columns, uint8_t*& weight, float*& scale,
                             float*& bias) {
@@ -89,12 +92,20 @@ void Weights::lay_out(uint8_t* base, size_t& bytes) {
       layer.inner_norm = norm(i, "inner.", hidden);
     }
     if (model_.qk_norm) {
-      layer.query_norm = vector(i, "query_norm.gamma", model_.head_size());
-      layer.key_norm = vector(i, "key_norm.gamma", model_.head_size());
+      layer.query_norm = vector(i, "query_norm.gamma", heads.head_size);
+      layer.key_norm = vector(i, "key_norm.gamma", heads.head_size);
     }
     if (model_.sublayer_norms) {
       layer.attention_sublayer = vector(i, "attention_sublayer.gamma", hidden);
       layer.out_sublayer = vector(i, "out_sublayer.gamma", hidden);
+    }
+    if (inputs > 0) {
+      float* none = nullptr;
+      linear("input", inputs, hidden, layer.input_weight, none, layer.input_bias);
+      linear("input_gate", inputs, hidden, layer.input_gate_weight, none, layer.input_gate_bias);
+      linear("input_dense", hidden, inputs, layer.input_dense_weight, none, layer.input_dense_bias);
+      layer.input_sublayer = vector(i, "input_sublayer.gamma", hidden);
+      layer.input_divisors = vector(i, "input_divisors", hidden);
     }
     const auto distances = [&](bool exists, const char* name) {
       return exists ? matrix(i, name, model_.distance_rows, attention, dtype) : nullptr;
@@ -106,6 +117,7 @@ void Weights::lay_out(uint8_t* base, size_t& bytes) {
     projection_weight_ = matrix(-1, "projection.weight", hidden, embedding, dtype);
     projection_bias_ = vector(-1, "projection.bias", hidden);
   }
+  if (inputs > 0) inputs_norm_ = vector(-1, "inputs.gamma", inputs);
   if (model_.pre_norm) last_norm_ = norm(-1, "last.", hidden);
   angles_.clear();
   const size_t positions = model_.positions;
@@ -207,6 +219,10 @@ Norm Weights::norm(const NormRef& name) const {
       return {layer(name.layer).attention_sublayer, nullptr};
     case NormKind::kOutSublayer:
       return {layer(name.layer).out_sublayer, nullptr};
+    case NormKind::kInputs:
+      return {inputs_norm_, nullptr};
+    case NormKind::kInputSublayer:
+      return {layer(name.layer).input_sublayer, nullptr};
     default:
       return {};
   }
@@ -219,32 +235,41 @@ Norm Weights::input_norm(const GemmPlan& plan) const {
 }
 
 MatrixWeights Weights::matrix(Matrix kind, int layer_index) const {
-  const int hidden = model_.hidden, attention = model_.attention_columns();
+  const int hidden = model_.hidden, inputs = model_.layer_inputs;
   if (kind == Matrix::kProjection) return {projection_weight_, projection_bias_, hidden, model_.embedding, nullptr};
   const LayerWeights& w = layer(layer_index);
+  const AttentionHeads heads = model_.attention_heads(layer_index);
   const float* const exact =
       exact_.bytes() == 0 ? nullptr : exact_.as<float>() + model_.stored(layer_index) * exact_count();
   switch (kind) {
     case Matrix::kQkv:
-      return {w.qkv_weight, w.qkv_bias, model_.qkv_columns(), hidden, exact, w.qkv_scale};
+      return {w.qkv_weight, w.qkv_bias, heads.qkv_columns(), hidden, exact, w.qkv_scale};
     case Matrix::kAttentionOut:
-      return {w.attention_weight, w.attention_bias, hidden, attention, nullptr, w.attention_scale};
+      return {w.attention_weight, w.attention_bias, hidden, heads.columns(), nullptr, w.attention_scale};
     case Matrix::kInner:
       return {w.inner_weight,
               w.inner_bias,
               inner_rows(),
               hidden,
-              exact == nullptr ? nullptr : exact + size_t(model_.qkv_columns()) * hidden,
+              exact == nullptr ? nullptr : exact + size_t(heads.qkv_columns()) * hidden,
               w.inner_scale};
+    case Matrix::kInput:
+      return {w.input_weight, w.input_bias, inputs, hidden};
+    case Matrix::kInputGate:
+      return {w.input_gate_weight, w.input_gate_bias, inputs, hidden};
+    case Matrix::kInputDense:
+      return {w.input_dense_weight, w.input_dense_bias, hidden, inputs};
     default:
       return {w.out_weight, w.out_bias, hidden, model_.inner, nullptr, w.out_scale};
   }
 }
 
 Status Weights::split_gammas(const Stream& stream) {
-  for (LayerWeights& w : layers_) {
-    for (const auto& [weight, norm, rows] : {std::tuple(w.qkv_weight, w.attention_norm, model_.qkv_columns()),
-                                             std::tuple(w.inner_weight, w.out_norm, inner_rows())}) {
+  for (int i = 0; i < int(layers_.size()); ++i) {
+    const LayerWeights& w = layers_[i];
+    const int qkv = model_.attention_heads(i).qkv_columns();
+    for (const auto& [weight, norm, rows] :
+         {std::tuple(w.qkv_weight, w.attention_norm, qkv), std::tuple(w.inner_weight, w.out_norm, inner_rows())}) {
       EMBERT_TRY(split_gamma(model_.dtype, weight, const_cast<float*>(norm.gamma), rows, model_.hidden, stream));
     }
   }

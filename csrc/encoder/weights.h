@@ -69,14 +69,18 @@ struct HeadWeights {
 // Matrices are of the model's type or int8, vectors are in FP32. With RoPE, the rows of query and key are in the order
 // of weights.h. With gates `inner` has twice as many rows: gate, value, gate, value, …
 struct LayerWeights {
-  uint8_t *qkv_weight, *attention_weight;     // [qkv, hidden]: query, key, value; [hidden, attention]
-  uint8_t *inner_weight, *out_weight;         // [inner, hidden], [hidden, inner]
-  float *qkv_bias, *attention_bias;           // [qkv], [hidden]
-  float *inner_bias, *out_bias;               // [inner], [hidden]
-  Norm attention_norm, out_norm;              // [hidden]
-  float *query_norm, *key_norm;               // [head size]: gammas; null: none
-  float *attention_sublayer, *out_sublayer;   // [hidden]: gammas of norms after a part; null: none
-  uint8_t *distance_keys, *distance_queries;  // [distance rows, attention]; null: none
+  uint8_t *qkv_weight, *attention_weight;    // [qkv, hidden]: query, key, value; [hidden, attention]
+  uint8_t *inner_weight, *out_weight;        // [inner, hidden], [hidden, inner]
+  float *qkv_bias, *attention_bias;          // [qkv], [hidden]
+  float *inner_bias, *out_bias;              // [inner], [hidden]
+  Norm attention_norm, out_norm;             // [hidden]
+  float *query_norm, *key_norm;              // [head size]: gammas; null: none
+  float *attention_sublayer, *out_sublayer;  // [hidden]: gammas of norms after a part; null: none
+  // Of the layer's own input, of layer_inputs columns; null: none.
+  uint8_t *input_weight, *input_gate_weight, *input_dense_weight;  // [inputs, hidden] twice, [hidden, inputs]
+  float *input_bias, *input_gate_bias, *input_dense_bias;          // [inputs] twice, [hidden]
+  float *input_sublayer, *input_divisors;                          // [hidden]: Weights::load
+  uint8_t *distance_keys, *distance_queries;                       // [distance rows, attention]; null: none
   // With int8 a scale for each row of a matrix, otherwise null; and the LayerNorms of QKV's and FFN in's rows, with
   // each column divided by its factor, by which the matrices are multiplied (engine/quantization/blocks.py).
   float *qkv_scale, *attention_scale, *inner_scale, *out_scale;
@@ -111,6 +115,9 @@ class Weights {
   //   gate.weight, gate.bias of a layer, shaped as inner's;
   //   query_norm.gamma, key_norm.gamma [head size]; attention_sublayer.gamma, out_sublayer.gamma [hidden]; RMSNorms'
   //   gammas include what the model adds to them;
+  //   inputs.gamma [inputs] of the norm of layers' own inputs; of a layer's input.weight and input_gate.weight
+  //   [inputs, hidden], input_dense.weight [hidden, inputs], each with its .bias; input_sublayer.gamma [hidden], times
+  //   the factor of the layer's rows, and input_divisors [hidden], one over that factor;
   //   distances [2·positions − 1] in FP32: the row for query − key + positions − 1; distance_keys and distance_queries
   //   [distance rows, heads · head size] of a layer (DisentangledScores);
   //   angles [positions, rotary_dim / 2, 2] in FP32: cos and sin; a table's number is the layer here.
@@ -140,6 +147,10 @@ class Weights {
   bool prescales_rows() const { return keeps_exact_ && rounded_ == 0 && (!model_.pre_norm || model_.rms_norm); }
   // The factors of rows before a norm; null: none.
   const float* factors(const NormRef& next) const { return prescales_rows() ? norm(next).gamma : nullptr; }
+  // What kAddNormalized divides its rows by, before it adds to them; null: nothing.
+  const float* divisors(const Op& op) const {
+    return op.norm.kind == NormKind::kInputSublayer ? layer(op.norm.layer).input_divisors : factors(op.before);
+  }
 
   const EmbeddingTables& tables() const { return tables_; }
   // Gammas of the norms of a layer's queries and keys; null: none.
@@ -181,7 +192,7 @@ class Weights {
   Status exact_copy(const std::string& name, int layer, DType stored, float*& to);
   const LayerWeights& layer(int i) const { return layers_[model_.stored(i)]; }
   int inner_rows() const { return (model_.gated ? 2 : 1) * model_.inner; }
-  size_t exact_count() const { return size_t(model_.qkv_columns() + inner_rows()) * model_.hidden; }  // of a layer
+  size_t exact_count() const { return size_t(widest_qkv_ + inner_rows()) * model_.hidden; }  // of a layer
 
   EncoderConfig model_;
   DeviceBuffer storage_, conversion_, interleave_scratch_, exact_;
@@ -190,12 +201,14 @@ class Weights {
   HeadWeights heads_;
   uint8_t* projection_weight_ = nullptr;                       // [hidden, embedding]
   float* projection_bias_ = nullptr;                           // [hidden]
+  const float* inputs_norm_ = nullptr;                         // [layer_inputs]
   Norm last_norm_;                                             // of pre-norm models
   std::vector<float2*> angles_;                                // of each table: [positions, rotary_dim / 2]
   float* relative_ = nullptr;                                  // as in ops/attention_work.h
   int16_t* distances_ = nullptr;                               // as in DisentangledScores
   std::map<std::pair<int, std::string>, WeightView> tensors_;  // of all tensors, by layer and name
   std::set<std::pair<int, std::string>> loaded_;
+  int widest_qkv_ = 0;  // of all layers
   int rounded_ = 0;
   bool keeps_exact_ = false;
 };

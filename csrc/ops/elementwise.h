@@ -47,9 +47,10 @@ struct HeadNorms {
   float epsilon = 0.0f;
 };
 
-// The norms of queries and keys of x[rows, pitch], then RoPE, in place. A rope.rotary_dim of 0: the norms only.
+// The norms of queries and keys of x[rows, pitch], then RoPE, in place. A rope.rotary_dim of 0: the norms only. Of
+// `values` heads of values that follow the keys, a norm without gamma.
 Status qk_norm_rope(DType dtype, void* x, int rows, int pitch, const HeadNorms& norms, const RopeColumns& rope,
-                    const Stream& stream);
+                    int values, const Stream& stream);
 bool qk_norm_supports(DType dtype, int head_size);
 
 // y[count] = x[count], between storage types.

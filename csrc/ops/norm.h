@@ -57,6 +57,9 @@ Status rmsnorm(DType dtype, const void* x, const float* gamma, int rows, int hid
 // Rows of y are stored multiplied by factors: `before` the call and `after` it.
 Status add_rmsnorm(DType dtype, const void* x, const float* gamma, int rows, int hidden, float epsilon, void* y,
                    const float* before, const float* after, float2* y_stats, const Stream& stream);
+// y[T, H] *= RMSNorm(x).
+Status multiply_rmsnorm(DType dtype, const void* x, const float* gamma, int rows, int hidden, float epsilon, void* y,
+                        const Stream& stream);
 bool rmsnorm_supports(DType dtype, int hidden);
 
 // Divides a gamma between W[rows, columns] and its input rows: W's columns are multiplied by powers of two, or 0, which

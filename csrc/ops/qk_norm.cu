@@ -1,4 +1,5 @@
-// RMSNorms of each head's queries and keys, and RoPE, in place: one pass over columns that QKV has written.
+// RMSNorms of each head's queries and keys, and RoPE, in place: one pass over columns that QKV has written. Values may
+// be normalized, too, without a gamma.
 //
 // A block has one row, or with few rows some heads of one. Its groups of lanes take heads in turn, so that a lane keeps
 // the (cos, sin) of its columns for all of them. Floor for 26 361 rows of 24 heads of 128, FP16: 162 MB read and as
@@ -13,14 +14,15 @@
 namespace embert {
 namespace {
 
-constexpr int kThreads = 128, kMaxHeadSize = 256;
+constexpr int kThreads = 128, kMaxHeadSize = 512;
 
 constexpr int kFewRows = 256;  // up to which a group has one head: latency counts
 
-// kLanes: of a head, with kPacks packs each: lane, lane + kLanes, …
-template <typename T, int kLanes, int kPacks>
+// kLanes: of a head, with kPacks packs each: lane, lane + kLanes, … kValues: the heads from `first_value` on are
+// values.
+template <typename T, int kLanes, int kPacks, bool kValues>
 __global__ void __launch_bounds__(kThreads)
-    qk_norm_rope_kernel(T* x, int pitch, int heads, const HeadNorms norms, const RopeColumns rope) {
+    qk_norm_rope_kernel(T* x, int pitch, int heads, const HeadNorms norms, const RopeColumns rope, int first_value) {
   constexpr int kWidth = Pack<T>::kSize, kGroups = kThreads / kLanes;
   const int lane = threadIdx.x % kLanes, group = threadIdx.x / kLanes, head_size = rope.head_size;
   const auto column_of = [&](int pack) { return (pack * kLanes + lane) * kWidth; };  // of a head
@@ -72,9 +74,12 @@ __global__ void __launch_bounds__(kThreads)
         const Pack<float> four = load_pack(gamma + column_of(p) + i);
 #pragma unroll
         for (int k = 0; k < 4; k += 2) {
-          const float a = to_float(packs[p].values[i + k]) * scale * four.values[k];
-          const float b = to_float(packs[p].values[i + k + 1]) * scale * four.values[k + 1];
-          const float2 by = cos_sin[p][(i + k) / 2];
+          float2 gammas = {four.values[k], four.values[k + 1]}, by = cos_sin[p][(i + k) / 2];
+          if constexpr (kValues) {
+            if (head >= first_value) gammas = {1.0f, 1.0f}, by = {1.0f, 0.0f};
+          }
+          const float a = to_float(packs[p].values[i + k]) * scale * gammas.x;
+          const float b = to_float(packs[p].values[i + k + 1]) * scale * gammas.y;
           packs[p].values[i + k] = from_float<T>(a * by.x - b * by.y);
           packs[p].values[i + k + 1] = from_float<T>(b * by.x + a * by.y);
         }
@@ -93,26 +98,30 @@ bool qk_norm_supports(DType dtype, int head_size) {
 }
 
 Status qk_norm_rope(DType dtype, void* x, int rows, int pitch, const HeadNorms& norms, const RopeColumns& rope,
-                    const Stream& stream) {
-  if (!qk_norm_supports(dtype, rope.head_size) || rope.columns % rope.head_size != 0 || rope.columns > pitch ||
-      pitch % (16 / bytes_of(dtype)) != 0 || rope.rotary_dim % 2 != 0 || rope.rotary_dim > rope.head_size)
+                    int values, const Stream& stream) {
+  if (!qk_norm_supports(dtype, rope.head_size) || rope.columns % rope.head_size != 0 || values < 0 ||
+      rope.columns + values * rope.head_size > pitch || pitch % (16 / bytes_of(dtype)) != 0 ||
+      rope.rotary_dim % 2 != 0 || rope.rotary_dim > rope.head_size)
     return Status::refused("qk_norm: ", rope.rotary_dim, " columns of heads of ", rope.head_size, " in rows of ",
                            pitch);
-  const int heads = rope.columns / rope.head_size;
+  const int first_value = rope.columns / rope.head_size, heads = first_value + values;
   return with_dtype(dtype, [&](auto type) {
     using T = decltype(type);
     const int packs = rope.head_size / Pack<T>::kSize;
     const auto run = [&](auto lanes, auto packs_of_lane) {
       const int groups = kThreads / lanes, across = rows <= kFewRows ? (heads + groups - 1) / groups : 1;
-      return launch("qk_norm", qk_norm_rope_kernel<T, lanes, packs_of_lane>, dim3(rows, across), kThreads, 0, stream,
-                    static_cast<T*>(x), pitch, heads, norms, rope);
+      const auto kernel = values > 0 ? qk_norm_rope_kernel<T, lanes, packs_of_lane, true>
+                                     : qk_norm_rope_kernel<T, lanes, packs_of_lane, false>;
+      return launch("qk_norm", kernel, dim3(rows, across), kThreads, 0, stream, static_cast<T*>(x), pitch, heads, norms,
+                    rope, first_value);
     };
     constexpr std::integral_constant<int, 1> kOne{};
     if (packs <= 4) return run(std::integral_constant<int, 4>(), kOne);
     if (packs <= 8) return run(std::integral_constant<int, 8>(), kOne);
     if (packs <= 16) return run(std::integral_constant<int, 16>(), kOne);
     if (packs <= 32) return run(std::integral_constant<int, 32>(), kOne);
-    return run(std::integral_constant<int, 32>(), std::integral_constant<int, 2>());
+    return with_constant<2, 4>(packs <= 64 ? 2 : 4,
+                               [&](auto each) { return run(std::integral_constant<int, 32>(), each); });
   });
 }
 

@@ -43,7 +43,7 @@ void read(Pooling& value) {
 }
 void read(TaskHeads&) {}
 void read(LayerAttention& value) {
-  std::cin >> value.window >> value.rotary_dim >> value.table;
+  std::cin >> value.window >> value.rotary_dim >> value.table >> value.head_columns >> value.kv_heads;
 }
 
 template <typename T>

@@ -330,13 +330,27 @@ Status embed_words(DType dtype, const void* word, const int* ids, int rows, int 
   }
   return {};
 }
+Status multiply_rmsnorm(DType dtype, const void* x, const float* gamma, int rows, int hidden, float epsilon, void* y,
+                        const Stream&) {
+  for (int row = 0; row < rows; ++row) {
+    Row values = row_of(dtype, x, row, hidden);
+    const Row factors = row_of(dtype, y, row, hidden);
+    normalize(values, {gamma, nullptr}, epsilon, nullptr, false, true);
+    for (int i = 0; i < hidden; ++i) values[i] *= factors[i];
+    put_row(dtype, y, row, values);
+  }
+  return {};
+}
 Status qk_norm_rope(DType dtype, void* x, int rows, int pitch, const HeadNorms& norms, const RopeColumns& rope,
-                    const Stream&) {
+                    int value_heads, const Stream&) {
   for (int row = 0; row < rows; ++row) {
     Row values = row_of(dtype, x, row, pitch);
-    for (int column = 0; column < rope.columns; column += rope.head_size) {
+    const std::vector<float> ones(rope.head_size, 1.0f);
+    for (int column = 0; column < rope.columns + value_heads * rope.head_size; column += rope.head_size) {
       Row head(values.begin() + column, values.begin() + column + rope.head_size);
-      const float* const gamma = column / rope.head_size < norms.heads ? norms.query : norms.key;
+      const float* const gamma = column >= rope.columns                  ? ones.data()
+                                 : column / rope.head_size < norms.heads ? norms.query
+                                                                         : norms.key;
       normalize(head, {gamma, nullptr}, norms.epsilon, nullptr, false, true);
       std::copy(head.begin(), head.end(), values.begin() + column);
     }

@@ -146,6 +146,10 @@ Status add_rmsnorm(DType, const void* x, const float* gamma, int rows, int, floa
        at(before), at(after), at(y_stats));
   return {};
 }
+Status multiply_rmsnorm(DType, const void* x, const float* gamma, int rows, int, float, void* y, const Stream&) {
+  tell("multiply_rmsnorm x=%ld rows=%d gamma=%ld y=%ld\n", at(x), rows, at(gamma), at(y));
+  return {};
+}
 Status split_gamma(DType, void*, float*, int, int, const Stream&) {
   return {};
 }
@@ -154,7 +158,7 @@ Status embed_words(DType, const void*, const int*, int rows, int columns, float,
   tell("embed_words rows=%d columns=%d y=%ld after=%ld y_stats=%ld\n", rows, columns, at(y), at(after), at(y_stats));
   return {};
 }
-Status qk_norm_rope(DType, void* x, int rows, int pitch, const HeadNorms& norms, const RopeColumns& rope,
+Status qk_norm_rope(DType, void* x, int rows, int pitch, const HeadNorms& norms, const RopeColumns& rope, int,
                     const Stream&) {
   tell("qk_norm x=%ld rows=%d pitch=%d heads=%d head_size=%d rotary_dim=%d columns=%d\n", at(x), rows, pitch,
        norms.heads, rope.head_size, rope.rotary_dim, rope.columns);
@@ -393,7 +397,8 @@ void load(Encoder& encoder, Stored stored, const std::string& without) {
   }
   if (model.embedding > 0) linear("projection", -1, kHidden, embedding);
   for (int layer = 0; layer < model.stored_layers(); ++layer) {
-    const size_t queries = model.attention_columns(), keys = model.key_columns(), head = model.head_size();
+    const AttentionHeads heads = model.attention_heads(layer);
+    const size_t queries = heads.columns(), keys = heads.key_columns(), head = heads.head_size;
     linear("query", layer, queries, kHidden);
     for (const std::string name : {"key", "value"}) linear(name, layer, keys, kHidden);
     linear("attention", layer, kHidden, queries);

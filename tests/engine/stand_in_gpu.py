@@ -45,6 +45,8 @@ class LayerAttention(NamedTuple):
     window: int
     rotary_dim: int
     table: int
+    head_columns: int
+    kv_heads: int
 
 
 class DenseShape(NamedTuple):

@@ -53,7 +53,7 @@ def test_stretching_that_no_text_is_long_enough_for_is_none(made: tuple[Model, S
     attention = (Attention(Rotary(1e4, 32, DynamicNtk(2.0, 128))),) * LAYERS
     changed = dataclasses.replace(model, config=dataclasses.replace(model.config, attention=attention))
     check_layers(changed)
-    assert layer_attention(changed.config) == [(0, 32, 0)] * LAYERS
+    assert layer_attention(changed.config) == [(0, 32, 0, 0, 0)] * LAYERS
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,7 @@ def test_dtype_may_be_what_it_does_not_run_in(made: tuple[Model, StandInGpu], na
     model, _ = made
     assert [refusal(model, dtype) for dtype in ("auto", "float32", "bfloat16")] == [None] * 3
     assert named in str(refusal(model, "int8"))
-    wide = dataclasses.replace(model, config=dataclasses.replace(model.config, hidden_size=2304))
+    wide = dataclasses.replace(model, config=dataclasses.replace(model.config, hidden_size=2304, heads=36))
     assert "2304 columns" in str(refusal(wide, "float32"))
 
 

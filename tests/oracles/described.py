@@ -51,6 +51,15 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
         "sublayer_norms": True, "norm_offset": 1.0, "embedding_scale": 8.0, "attention_scale": 0.1,
         "activation": "gelu_tanh",
     },
+    "EmbeddingGemma 2's": {
+        **CAUSAL, "causal": False, "heads": 4, "key_value_heads": 2, "head_columns": 48, "qk_norm": True,
+        "attention": (
+            dataclasses.replace(WIDE_HEADS, window=8),
+            Attention(Rotary(1e6, 96), head_columns=96, key_value_heads=1), WIDE_HEADS,
+        ),
+        "sublayer_norms": True, "value_norm": True, "layer_inputs": 40, "embedding_scale": 8.0, "attention_scale": 0.1,
+        "activation": "gelu_tanh",
+    },
 }  # fmt: skip
 
 

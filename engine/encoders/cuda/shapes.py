@@ -20,6 +20,7 @@ MOST_TOKEN_LABELS = 8192
 MOST_DISENTANGLED_COLUMNS = 128
 MOST_DISTANCE_ROWS = 32_767
 MOST_FLOAT32_COLUMNS, MOST_FLOAT32_RMS_COLUMNS = 1024, 2048
+MOST_HEAD_COLUMNS, MOST_FLOAT32_HEAD_COLUMNS = 512, 256
 MOST_INT8_COLUMNS, MOST_INT8_INNER = 1024, 8192
 HEAD_ACTIVATIONS = ("identity", "tanh", "relu", "sigmoid", "gelu", "gelu_tanh")
 _NOT_RUN = ", which the CUDA encoder does not run"
@@ -46,6 +47,8 @@ def _unfit_for_dtype(config: EncoderConfig, dtype: str) -> str | None:
     if config.disentangled is not None:
         return "disentangled attention"
     if dtype == "float32":
+        if (head := max(_head_sizes(config))) > MOST_FLOAT32_HEAD_COLUMNS:
+            return f"heads of {head} columns, over {MOST_FLOAT32_HEAD_COLUMNS},"
         most = MOST_FLOAT32_RMS_COLUMNS if config.rms_norm else MOST_FLOAT32_COLUMNS
         return f"{config.hidden_size} columns, over {most}," if config.hidden_size > most else None
     for unable, what in (
@@ -67,7 +70,7 @@ def _unfit_for_dtype(config: EncoderConfig, dtype: str) -> str | None:
 def check_layers(model: Model) -> None:
     """Raise UnsupportedModel for embeddings or layers that the extension cannot compute."""
     config = model.config
-    whole_heads = config.head_size % _HEAD_STEP == 0
+    whole_heads = not any(size % _HEAD_STEP for size in _head_sizes(config))
     for unable, what in (
         (not config.layers, "has static embeddings, without layers"),
         (
@@ -89,7 +92,11 @@ def check_layers(model: Model) -> None:
         ),
         (any(kind.convolution is not None for kind in config.attention), "has convolutions in the place of attention"),
         (config.experts is not None, "has experts, of which a router chooses some for each token"),
-        (config.layer_inputs > 0 or config.value_norm, "has inputs of layers or norms of values"),
+        (
+            max(_head_sizes(config)) > MOST_HEAD_COLUMNS,
+            f"has heads of {max(_head_sizes(config))} columns, over {MOST_HEAD_COLUMNS}",
+        ),
+        (config.layer_inputs % _HEAD_STEP > 0, f"has inputs of layers of {config.layer_inputs} columns, no multiple of {_HEAD_STEP}"),
         (_stretches(config), "stretches rotary positions by each text's length"),
         (_sees_only_itself(config), "has windows of one token"),
         (
@@ -144,14 +151,12 @@ _CONVERTED = (
     "disentangled",
     "experts",
     "first_position",
-    "layer_inputs",
     "long_queries",
     "model_type",
     "norm_offset",
     "relative_buckets",
     "tensors",
     "type_vocab_size",
-    "value_norm",
     "wide_range",
 )
 
@@ -176,8 +181,8 @@ def encoder_fields(config: EncoderConfig) -> dict[str, Any]:
     }
 
 
-def layer_attention(config: EncoderConfig) -> list[tuple[int, int, int]]:
-    """Return each layer's window, rotary columns and index of its table of angles; 0 where it has none.
+def layer_attention(config: EncoderConfig) -> list[tuple[int, int, int, int, int]]:
+    """Return each layer's window, rotary columns, index of its table of angles, and own heads; 0 where it has none.
 
     The list is empty where all layers have plain attention.
     """
@@ -186,7 +191,7 @@ def layer_attention(config: EncoderConfig) -> list[tuple[int, int, int]]:
     for kind in config.attention:
         window = kind.window if kind.window is not None and kind.window < config.max_positions - 1 else 0
         rotary_columns, table = (kind.rotary.columns, tables.index(kind.rotary)) if kind.rotary else (0, 0)
-        attention.append((window, rotary_columns, table))
+        attention.append((window, rotary_columns, table, kind.head_columns or 0, kind.key_value_heads or 0))
     return attention
 
 
@@ -313,6 +318,11 @@ def rotary_tables(config: EncoderConfig) -> list[Rotary]:
     """The different rotations of a model's layers: each has a table of angles."""
     tables = (config.attention_of(layer).rotary for layer in range(config.layers))
     return list(dict.fromkeys(table for table in tables if table is not None))
+
+
+def _head_sizes(config: EncoderConfig) -> set[int]:
+    """Columns of heads, of all layers."""
+    return {kind.head_columns or config.head_size for kind in config.attention} or {config.head_size}
 
 
 def _sees_only_itself(config: EncoderConfig) -> bool:

@@ -27,7 +27,13 @@ from embert.engine.models.tensor_names import (
     ATTENTION_SUBLAYER_NORM,
     EMBEDDING_PROJECTION,
     FINAL_NORM,
+    INPUT_DENSE,
+    INPUT_GATE,
+    INPUT_NORM,
     KEY_NORM,
+    LAYER_INPUTS,
+    LAYER_INPUTS_NORM,
+    LAYER_SCALE,
     POSITION_EMBEDDINGS,
     POSITION_KEY,
     POSITION_QUERY,
@@ -133,6 +139,8 @@ LAYER_LINEAR = {
     "gate": "intermediate.gate",
     "inner": "intermediate.dense",
     "out": "output.dense",
+    "input_gate": INPUT_GATE,
+    "input_dense": INPUT_DENSE,
 }
 PADDED = {*(f"{part}.{kind}" for part in ("query", "key", "value") for kind in ("weight", "bias")), "attention.weight"}
 LAYER_NORMS = {"attention": "attention.output.LayerNorm", "out": "output.LayerNorm"}
@@ -150,6 +158,7 @@ EMBEDDING_WEIGHTS = {
     "beta": "embeddings.LayerNorm.bias",
     "projection.weight": f"{EMBEDDING_PROJECTION}.weight",
     "projection.bias": f"{EMBEDDING_PROJECTION}.bias",
+    "inputs.gamma": f"{LAYER_INPUTS_NORM}.weight",
     "last.gamma": f"{FINAL_NORM}.weight",
     "last.beta": f"{FINAL_NORM}.bias",
 }
@@ -223,6 +232,8 @@ def layer_tensors(
             yield ours, layer, tensor.array, STORED_DTYPES[tensor.dtype]
         else:
             yield ours, layer, tensor.float32(), "float32"
+    if config.layer_inputs:
+        yield from _layer_inputs(config, checkpoint)
     for layer in range(config.layers if int8 else 0):
         prefix = f"encoder.layer.{layer}."
         before = f"encoder.layer.{layer - 1}.output.LayerNorm" if layer > 0 else "embeddings.LayerNorm"
@@ -248,6 +259,25 @@ def layer_tensors(
             "float32",
         )
         yield from _distance_tables(config, config.disentangled, checkpoint)
+
+
+def _layer_inputs(config: EncoderConfig, checkpoint: Checkpoint) -> Iterator[tuple[str, int, Any, str]]:
+    """Each layer's rows of the matrix that makes all inputs, and its norm times the factor of the layer's result."""
+    columns = config.layer_inputs
+    for kind in ("weight", "bias"):
+        tensor = checkpoint.stored(f"{LAYER_INPUTS}.{kind}")
+        known = tensor.dtype in STORED_DTYPES
+        values = tensor.array if known else tensor.float32()
+        for layer in range(config.layers):
+            own = values[layer * columns : (layer + 1) * columns]
+            yield f"input.{kind}", layer, own, STORED_DTYPES[tensor.dtype] if known else "float32"
+    for layer in range(config.layers):
+        prefix = f"encoder.layer.{layer}."
+        factor = checkpoint.float32(f"{prefix}{LAYER_SCALE}")
+        gamma = checkpoint.float32(f"{prefix}{INPUT_NORM}.weight") + np.float32(config.norm_offset)
+        yield "input_sublayer.gamma", layer, gamma * factor, "float32"
+        with np.errstate(divide="ignore"):
+            yield "input_divisors", layer, np.full(config.hidden_size, 1 / factor[0], np.float32), "float32"
 
 
 def _distance_tables(
