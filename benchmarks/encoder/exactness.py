@@ -183,7 +183,10 @@ def stored_model(model: str, stored: str, scratch: Path) -> Path:
         else:
             network = transformers.BertModel(transformers.BertConfig(**SHAPES[name]), add_pooling_layer=False)
         for norm in (module for module in network.modules() if type(module).__name__.endswith("Norm")):
-            norm.weight.data.uniform_(0.5, 1.5).sub_(float(type(norm).__name__ == "Gemma3RMSNorm"))  # it adds 1
+            if getattr(norm, "weight", None) is None:
+                continue
+            drawn = torch.empty_like(norm.weight.data).uniform_(0.5, 1.5)
+            norm.weight.data = drawn - 1 if type(norm).__name__ == "Gemma3RMSNorm" else norm.weight.data * drawn
             if getattr(norm, "bias", None) is not None:
                 norm.bias.data.normal_(0.0, 0.1)
     network.to(dtype).save_pretrained(scratch)

@@ -1,7 +1,7 @@
 """The CUDA encoder next to its rivals on one GPU, from token ids, FP16 or the dtype that the encoder chooses.
 
     python -m benchmarks.encoder.gpu [--models base large mpnet minilm=FOLDER modernbert nomic-v1.5 gte-multilingual
-        qwen3-0.6b embeddinggemma] [--compile base:passage] [--gemm cublaslt]
+        qwen3-0.6b embeddinggemma embeddinggemma-2] [--compile base:passage] [--gemm cublaslt]
 
 embert is timed as a server uses it: numpy in, numpy out, two batches in flight, by wall clock from result to result, in
 its own process. The rivals are timed on the device alone, with inputs already there: transformers (sdpa) on one
@@ -51,6 +51,7 @@ PACKED: dict[str, type[Packed]] = {
     "modernbert": PackedRotary,
     "qwen3": PackedDecoder,
     "gemma3_text": PackedDecoder,
+    "embedding_gemma2": PackedDecoder,
 }
 
 Runners = dict[str, Callable[[], Any]]

@@ -72,6 +72,7 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
             "use_bidirectional_attention": True,
         },
     ),
+    "embeddinggemma-2": ("EmbeddingGemma2", {"text_config": {"vocab_size": 32_000, "max_position_embeddings": 8192}}),
     # Every layer has a window, so that a token costs the same however long its text is.
     "windowed": ("ModernBert", {"layer_types": "sliding_attention"}),
 }
@@ -133,11 +134,16 @@ def of_shape(shape: str, layers: int | None = None) -> Any:
     name, fields = SHAPES[shape]
     config_class = getattr(transformers, f"{name}Config")
     if layers is not None:
-        fields = fields | {"num_hidden_layers": layers}
+        count = {"num_hidden_layers": layers}
+        fields = {"text_config": fields["text_config"] | count} if "text_config" in fields else fields | count
     if "layer_types" in fields:
         count = fields.get("num_hidden_layers", config_class().num_hidden_layers)
         fields = fields | {"layer_types": [fields["layer_types"]] * count}
-    return getattr(transformers, f"{name}Model")(config_class(**fields))
+    model = getattr(transformers, f"{name}Model")(config_class(**fields))
+    for module in model.modules():  # scores that nothing scales are as large as the norm of queries makes them
+        if getattr(module, "scaling", None) == 1.0:
+            module.q_norm.weight.data.mul_(module.head_dim**-0.5)
+    return model
 
 
 def _copy_tokenizer(tokenizer: Path, folder: Path) -> None:

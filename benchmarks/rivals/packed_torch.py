@@ -1,13 +1,14 @@
 """Encoders in torch without padding, with varlen flash attention: what a good engineer builds in an afternoon.
 
-PackedRotary is nomic-bert, GTE and ModernBERT: rotary positions, gates and windows. PackedDecoder is Qwen3 and Gemma 3:
-RMSNorm, also of each head's queries and keys, grouped-query attention, causal or in both directions.
+PackedRotary is nomic-bert, GTE and ModernBERT: rotary positions, gates and windows. PackedDecoder is Qwen3, Gemma 3
+and EmbeddingGemma 2: RMSNorm, also of each head's queries and keys, grouped-query attention, causal or in both
+directions, and inputs of layers.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -18,6 +19,8 @@ import torch
 from torch.nn import functional
 
 from embert.engine.batch import PackedBatch
+
+FLASH_COLUMNS = 256  # of the widest heads that flash attention takes
 
 __all__ = ["Packed", "PackedBert", "PackedDecoder", "PackedRotary", "attention"]
 
@@ -40,6 +43,14 @@ def attention(
     """
     if not q.is_cuda:
         return _attention_on_the_cpu(q, k, v, cu, window, causal, scale)
+    if q.shape[-1] > FLASH_COLUMNS:
+        if causal or window is not None:
+            raise ValueError("wide heads have no mask here")
+        q, k, v = (each.expand(-1, q.shape[1], -1)[None] if each.shape[1] == 1 else each[None] for each in (q, k, v))
+        mixed: torch.Tensor = torch.ops.aten._efficient_attention_forward(
+            q, k, v, None, cu, cu, longest, longest, 0.0, 0, scale=scale
+        )[0]
+        return mixed[0]
     right = 0 if causal else window
     context: torch.Tensor = torch.ops.aten._flash_attention_forward(
         q, k, v, cu, cu, longest, longest, 0.0, causal, False, scale=scale,
@@ -248,7 +259,10 @@ Norm = tuple[torch.Tensor, float]  # gamma, epsilon
 
 @dataclass(frozen=True)
 class DecoderLayer:
-    """The same of a decoder's layer. Gemma 3 also has norms after attention and after the feed-forward network."""
+    """The same of a decoder's layer. Gemma 3 also has norms after attention and after the feed-forward network.
+
+    EmbeddingGemma 2 has heads of its own in each layer, normalizes values, and gates an input of each layer.
+    """
 
     kind: str  # of attention, which chooses the rotation; empty: there is one only
     window: int | None  # keys on each side, or before a token in causal layers
@@ -263,20 +277,29 @@ class DecoderLayer:
     activation: Function
     down: Function
     last_norm: Norm | None
+    shared: int  # heads of keys and values
+    size: int  # columns of a head
+    value_epsilon: float | None  # of a norm of values
+    input: tuple[Function, Function, Norm] | None  # the gate and the projection of the layer's input, and its norm
+    scale: Any  # of the layer's result
 
 
 class PackedDecoder(Packed):
-    """A Qwen3Model or Gemma3TextModel."""
+    """A Qwen3Model, Gemma3TextModel or EmbeddingGemma2Model."""
 
     def __init__(self, model: Any, pooling: str = "last-token") -> None:
+        model = getattr(model, "language_model", model)
         super().__init__(model, pooling)
-        config = model.config
-        self._heads, self._shared, self._size = config.num_attention_heads, config.num_key_value_heads, config.head_dim
-        gemma = config.model_type == "gemma3_text"
-        self._causal = not (gemma and config.use_bidirectional_attention)
-        self._scale = model.layers[0].self_attn.scaling
-        self._layers = [_decoder_layer(layer, gemma) for layer in model.layers]
-        self._final_norm = _rms_norm(model.norm, gemma)
+        kind = model.config.model_type
+        self._heads, self._types = model.config.num_attention_heads, getattr(model.config, "layer_types", None)
+        gemma, self._inputs_of_layers = kind.startswith(("gemma", "embedding_gemma")), getattr(model, "ple", None)
+        bidirectional = self._inputs_of_layers is not None or (gemma and model.config.use_bidirectional_attention)
+        self._causal, self._scale = not bidirectional, model.layers[0].self_attn.scaling
+        self._layers = [
+            _decoder_layer(layer, gemma, self._types[i] if gemma and self._types else "")
+            for i, layer in enumerate(model.layers)
+        ]
+        self._final_norm = _rms_norm(model.norm)
 
     def _rows(self, ids: torch.Tensor, positions: torch.Tensor, cu: torch.Tensor, longest: int) -> torch.Tensor:
         x: torch.Tensor = self._model.embed_tokens(ids)
@@ -284,46 +307,67 @@ class PackedDecoder(Packed):
             kind: [each[0, :, None] for each in self._model.rotary_emb(x, positions[None], *([kind] if kind else []))]
             for kind in {layer.kind for layer in self._layers}
         }
-        for layer in self._layers:
-            qkv = functional.linear(_normed(x, layer.first_norm), *layer.qkv).view(len(x), -1, self._size)
-            q, k, v = torch.split(qkv, [self._heads, self._shared, self._shared], dim=1)
+        inputs = self._layer_inputs(x)
+        for layer, given in zip(self._layers, inputs, strict=True):
+            qkv = functional.linear(_normed(x, layer.first_norm), *layer.qkv).view(len(x), -1, layer.size)
+            q, k, v = torch.split(qkv, [self._heads, layer.shared, layer.shared], dim=1)
+            if layer.value_epsilon is not None:
+                v = functional.rms_norm(v, v.shape[-1:], None, layer.value_epsilon)
             q = _turned(_normed(q, layer.query_norm), *rotations[layer.kind])
             k = _turned(_normed(k, layer.key_norm), *rotations[layer.kind])
             context = attention(q, k, v, cu, longest, layer.window, causal=self._causal, scale=self._scale)
             x = x + _normed(layer.attention_out(context.reshape(len(x), -1)), layer.attention_norm)
             gates, values = functional.linear(_normed(x, layer.second_norm), *layer.gates).chunk(2, dim=-1)
             x = x + _normed(layer.down(layer.activation(gates) * values), layer.last_norm)
-        return _normed(x, self._final_norm)
+            if layer.input is not None and given is not None:
+                gate, project, norm = layer.input
+                x = (x + _normed(project(layer.activation(gate(x)) * given), norm)) * layer.scale
+        x = _normed(x, self._final_norm)
+        return x if self._inputs_of_layers is None else self._model.embedding_projection(x)
+
+    def _layer_inputs(self, x: torch.Tensor) -> Sequence[torch.Tensor | None]:
+        """The input of each layer, made of the embeddings by one product; None where the model has none."""
+        made = self._inputs_of_layers
+        if made is None:
+            return [None] * len(self._layers)
+        rows = made.per_layer_model_projection(x) * made.per_layer_model_projection_scale
+        normed = _normed(rows.view(len(x), len(self._layers), -1), _rms_norm(made.per_layer_projection_norm))
+        return normed.unbind(1)
 
 
 def _normed(x: torch.Tensor, norm: Norm | None) -> torch.Tensor:
     return x if norm is None else functional.rms_norm(x, x.shape[-1:], *norm)
 
 
-def _rms_norm(module: Any, gemma: bool) -> Norm:
+def _rms_norm(module: Any) -> Norm:
     """The weight and epsilon of a norm; Gemma 3's are stored without their one."""
-    if gemma:
+    if type(module).__name__.startswith("Gemma3"):
         return (module.weight + 1).detach(), module.eps
-    return module.weight.detach(), module.variance_epsilon
+    return module.weight.detach(), module.eps if hasattr(module, "eps") else module.variance_epsilon
 
 
-def _decoder_layer(layer: Any, gemma: bool) -> DecoderLayer:
-    attention, mlp = layer.self_attn, layer.mlp
+def _decoder_layer(layer: Any, gemma: bool, kind: str) -> DecoderLayer:
+    attention, mlp, block = layer.self_attn, layer.mlp, getattr(layer, "ple_block", None)
     after = layer.post_attention_layernorm  # in Gemma 3 the result's, in Qwen3 the next input's
     return DecoderLayer(
-        attention.layer_type if gemma else "",
+        kind,
         attention.sliding_window - 1 if attention.sliding_window else None,
-        _rms_norm(layer.input_layernorm, gemma),
+        _rms_norm(layer.input_layernorm),
         _joined(attention.q_proj, attention.k_proj, attention.v_proj),
-        _rms_norm(attention.q_norm, gemma),
-        _rms_norm(attention.k_norm, gemma),
+        _rms_norm(attention.q_norm),
+        _rms_norm(attention.k_norm),
         attention.o_proj,
-        _rms_norm(after, gemma) if gemma else None,
-        _rms_norm(layer.pre_feedforward_layernorm if gemma else after, gemma),
+        _rms_norm(after) if gemma else None,
+        _rms_norm(layer.pre_feedforward_layernorm if gemma else after),
         _joined(mlp.gate_proj, mlp.up_proj),
         mlp.act_fn,
         mlp.down_proj,
-        _rms_norm(layer.post_feedforward_layernorm, gemma) if gemma else None,
+        _rms_norm(layer.post_feedforward_layernorm) if gemma else None,
+        attention.k_proj.out_features // attention.head_dim,
+        attention.head_dim,
+        attention.v_norm.eps if block else None,
+        block and (block.per_layer_input_gate, block.per_layer_projection, _rms_norm(block.post_per_layer_input_norm)),
+        layer.layer_scalar if block else None,
     )
 
 

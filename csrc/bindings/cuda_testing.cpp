@@ -208,6 +208,14 @@ NB_MODULE(_cuda_testing, m) {
           "dtype"_a, "qkv"_a, "rows"_a, "tiles"_a, "tile_count"_a, "shorts"_a, "short_count"_a, "heads"_a,
           "head_size"_a, "context"_a, "hopper"_a = false, "queries"_a = 0, "relative"_a = 0, "reach"_a = 0,
           "window"_a = 0, "longest"_a = 0, "kv_heads"_a = 0, "scale"_a = 0.0f, "causal"_a = false)
+      .def("wide_attention",
+           [](Bench& bench, int type, Address qkv, Address tiles, int tile_count, Address shorts, int short_count,
+              int heads, int kv_heads, int head_size, bool causal, int window, Address context, int step_keys) {
+             const AttentionWork work{tiles, tile_count, shorts, short_count};
+             bench.check(attention_sm80_wide(DType(type), qkv, {work, window},
+                                             {heads, kv_heads, head_size, 0.0f, causal}, context, bench.stream(),
+                                             step_keys));
+           })
       .def("disentangled_attention",
            [](Bench& bench, int type, Address qkv, Address tiles, int tile_count, Address shorts, int short_count,
               int heads, int head_size, float scale, Address keys, Address queries, Address row_of, int longest,

@@ -33,6 +33,19 @@ CASES: dict[str, tuple[type[Packed], str, str, dict[str, Any]]] = {
     ),
     "gemma3": (PackedDecoder, "Gemma3Text", "mean", {**GEMMA, "use_bidirectional_attention": True}),
     "gemma3, causal": (PackedDecoder, "Gemma3Text", "last-token", GEMMA),
+    "embedding_gemma2": (
+        PackedDecoder,
+        "EmbeddingGemma2Text",
+        "mean",
+        {
+            **GROUPED,
+            "sliding_window": 6,
+            "sliding_window_pattern": 2,
+            "global_head_dim": 32,
+            "hidden_size_per_layer_input": 24,
+            "embedding_dim": 40,
+        },
+    ),
 }
 
 

@@ -1,4 +1,4 @@
-"""Attention of decoders against float64: shared keys, causal or with windows, head sizes up to 256."""
+"""Attention of decoders against float64: shared keys, causal or with windows, head sizes up to 512."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pytest
 
 from tests.csrc import reference as ref
-from tests.csrc.device import Device
+from tests.csrc.device import Device, numpy_type
 from tests.csrc.test_attention import FIRST_QUERY, LAST_QUERY, run_attention
 
 pytestmark = pytest.mark.gpu
@@ -35,6 +35,7 @@ class Shape:
 SHAPES = [
     Shape(16, 8, 128),
     Shape(8, 8, 128),
+    Shape(4, 1, 512, scale=0.06, causal=False),
     Shape(4, 1, 128, window=100),
     Shape(3, 1, 256, causal=False),
     Shape(3, 1, 256, window=512, scale=0.07, causal=False),
@@ -42,6 +43,7 @@ SHAPES = [
     Shape(3, 1, 256, window=33),
     Shape(14, 2, 64),
     Shape(4, 2, 64, window=20),
+    Shape(2, 1, 320, window=33),
     Shape(4, 2, 80, scale=0.2),
     Shape(2, 2, 200),
     Shape(3, 3, 24, window=1, causal=False, scale=0.3),
@@ -67,6 +69,8 @@ def run(
 def test_against_float64(device: Device, random: np.random.Generator, dtype: int, shape: Shape, hopper: bool) -> None:
     if hopper and dtype == ref.FLOAT32:
         pytest.skip("always the portable kernel")
+    if dtype == ref.FLOAT32 and shape.dim > 256:
+        pytest.skip("refused")
     lengths = [int(n) for n in random.permutation(LENGTHS)]
     qkv = ref.drawn(random, (sum(lengths), shape.width), dtype)
     wanted = ref.attention(
@@ -79,7 +83,7 @@ def test_against_float64(device: Device, random: np.random.Generator, dtype: int
     )
 
 
-@pytest.mark.parametrize("shape", SHAPES[:8], ids=repr)
+@pytest.mark.parametrize("shape", SHAPES[:9], ids=repr)
 @pytest.mark.parametrize("hopper", [False, True])
 def test_batch_invariance(device: Device, random: np.random.Generator, shape: Shape, hopper: bool) -> None:
     qkv = ref.drawn(random, (sum(LENGTHS), shape.width), ref.BFLOAT16)
@@ -121,7 +125,28 @@ def test_other_texts_infinities_stay_out(
         assert mixed[rows].tobytes() == single[rows].tobytes()
 
 
+@pytest.mark.parametrize("dtype", [ref.FLOAT16, ref.BFLOAT16])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("step_keys", [16, 32])
+def test_wide_heads_in_steps_of_16_and_of_32_keys(
+    device: Device, random: np.random.Generator, dtype: int, causal: bool, step_keys: int
+) -> None:
+    shape = Shape(2, 1, 504, causal=causal)
+    qkv = ref.drawn(random, (sum(LENGTHS), shape.width), dtype)
+    long, short = ref.tiles(LENGTHS)
+    context = device.new(len(qkv) * shape.heads * shape.dim * qkv.itemsize)
+    device.launch.wide_attention(
+        dtype, device.put(qkv), device.put(long), len(long), device.put(short), len(short), shape.heads,
+        shape.kv_heads, shape.dim, causal, 0, context, step_keys,
+    )  # fmt: skip
+    got = device.get(context, (len(qkv), shape.heads * shape.dim), numpy_type(dtype))
+    wanted = ref.attention(ref.exact(qkv), LENGTHS, shape.heads, kv_heads=shape.kv_heads, causal=causal)
+    assert ref.error(got, wanted) <= 1.6 * ref.rounding(wanted, dtype)
+
+
 def test_refused_heads(device: Device) -> None:
+    with pytest.raises(RuntimeError, match="multiples of 8 up to 256"):
+        device.launch.attention(ref.FLOAT32, 0, 0, 0, 0, 0, 0, 4, 512, 0, causal=True)
     with pytest.raises(RuntimeError, match="3 heads of queries and 2 of keys"):
         device.launch.attention(ref.FLOAT16, 0, 0, 0, 0, 0, 0, 3, 64, 0, kv_heads=2)
     with pytest.raises(RuntimeError, match="relative position"):

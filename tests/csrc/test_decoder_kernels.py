@@ -32,7 +32,7 @@ def row_sums(found: npt.NDArray[np.float32]) -> ref.Doubles:
 
 @pytest.mark.parametrize("dtype", ref.DTYPES)
 @pytest.mark.parametrize("hidden", [8, 768, 1024, 2560, 4096])
-@pytest.mark.parametrize("adds", ["", "adds", "adds to rows with factors"])
+@pytest.mark.parametrize("adds", ["", "adds", "adds to rows with factors", "multiplies"])
 def test_rmsnorm(device: Device, random: np.random.Generator, dtype: int, hidden: int, adds: str) -> None:
     if dtype == ref.FLOAT32:
         hidden = min(hidden, 2048)
@@ -42,7 +42,10 @@ def test_rmsnorm(device: Device, random: np.random.Generator, dtype: int, hidden
     wanted = rmsnorm(ref.exact(x), gamma)
     groups = -(-hidden // 128)
     to, sums = device.put(y), device.new(rows * groups * 8)
-    if adds:
+    if adds == "multiplies":
+        wanted = wanted * ref.exact(y)
+        device.launch.multiply_rmsnorm(dtype, device.put(x), device.put(gamma), rows, hidden, EPSILON, to)
+    elif adds:
         before, after = (random.uniform(1, 2, hidden).astype(np.float32) for _ in range(2))
         if adds == "adds":
             before = after = np.ones(hidden, np.float32)
@@ -86,12 +89,21 @@ def test_embedded_words(
 @pytest.mark.parametrize("dtype", ref.DTYPES)
 @pytest.mark.parametrize(
     ("heads", "kv_heads", "size", "rotary_dim"),
-    [(16, 8, 128, 128), (3, 1, 256, 256), (4, 2, 64, 64), (4, 1, 80, 40), (2, 2, 32, 0), (5, 1, 24, 24)],
+    [
+        (16, 8, 128, 128),
+        (3, 1, 256, 256),
+        (4, 1, 512, 512),
+        (4, 2, 64, 64),
+        (4, 1, 80, 40),
+        (2, 2, 32, 0),
+        (5, 1, 24, 24),
+    ],
 )
 @pytest.mark.parametrize("rows", [1, 1000])
+@pytest.mark.parametrize("norms_values", [False, True])
 def test_norms_of_queries_and_keys(
     device: Device, random: np.random.Generator, dtype: int, heads: int, kv_heads: int, size: int, rotary_dim: int,
-    rows: int,
+    rows: int, norms_values: bool,
 ) -> None:  # fmt: skip
     pitch, columns = (heads + 2 * kv_heads) * size, (heads + kv_heads) * size
     qkv = ref.drawn(random, (rows, pitch), dtype, 2.0)
@@ -102,7 +114,7 @@ def test_norms_of_queries_and_keys(
     address = device.put(qkv)
     device.launch.qk_norm(
         dtype, address, rows, pitch, device.put(query), device.put(key), heads, EPSILON, size, rotary_dim, columns,
-        device.put(table), device.put(positions),
+        device.put(table), device.put(positions), kv_heads if norms_values else 0,
     )  # fmt: skip
     got = device.get(address, qkv.shape, numpy_type(dtype))
     parts = ref.exact(qkv)[:, :columns].reshape(rows, heads + kv_heads, size)
@@ -116,7 +128,12 @@ def test_norms_of_queries_and_keys(
         )
     wanted = parts.reshape(rows, columns)
     assert ref.error(got[:, :columns], wanted) <= ref.allowed(wanted, dtype)
-    assert got[:, columns:].tobytes() == qkv[:, columns:].tobytes()
+    if norms_values:
+        values = ref.exact(qkv)[:, columns:].reshape(rows, kv_heads, size)
+        wanted = rmsnorm(values, np.ones(size, np.float32)).reshape(rows, -1)
+        assert ref.error(got[:, columns:], wanted) <= ref.allowed(wanted, dtype)
+    else:
+        assert got[:, columns:].tobytes() == qkv[:, columns:].tobytes()
 
 
 @pytest.mark.parametrize("dtype", TYPES)

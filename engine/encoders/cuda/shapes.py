@@ -96,7 +96,10 @@ def check_layers(model: Model) -> None:
             max(_head_sizes(config)) > MOST_HEAD_COLUMNS,
             f"has heads of {max(_head_sizes(config))} columns, over {MOST_HEAD_COLUMNS}",
         ),
-        (config.layer_inputs % _HEAD_STEP > 0, f"has inputs of layers of {config.layer_inputs} columns, no multiple of {_HEAD_STEP}"),
+        (
+            config.layer_inputs % _HEAD_STEP > 0,
+            f"has inputs of layers of {config.layer_inputs} columns, no multiple of {_HEAD_STEP}",
+        ),
         (_stretches(config), "stretches rotary positions by each text's length"),
         (_sees_only_itself(config), "has windows of one token"),
         (
