@@ -71,15 +71,18 @@ __global__ void __launch_bounds__(kThreads)
       if (head >= heads || column_of(p) >= head_size) continue;
 #pragma unroll
       for (int i = 0; i < kWidth; i += 4) {
-        const Pack<float> four = load_pack(gamma + column_of(p) + i);
+        Pack<float> four = load_pack(gamma + column_of(p) + i);
+        if constexpr (kValues) {
+          if (head >= first_value) four = {{1.0f, 1.0f, 1.0f, 1.0f}};
+        }
 #pragma unroll
         for (int k = 0; k < 4; k += 2) {
-          float2 gammas = {four.values[k], four.values[k + 1]}, by = cos_sin[p][(i + k) / 2];
+          const float a = to_float(packs[p].values[i + k]) * scale * four.values[k];
+          const float b = to_float(packs[p].values[i + k + 1]) * scale * four.values[k + 1];
+          float2 by = cos_sin[p][(i + k) / 2];
           if constexpr (kValues) {
-            if (head >= first_value) gammas = {1.0f, 1.0f}, by = {1.0f, 0.0f};
+            if (head >= first_value) by = {1.0f, 0.0f};
           }
-          const float a = to_float(packs[p].values[i + k]) * scale * gammas.x;
-          const float b = to_float(packs[p].values[i + k + 1]) * scale * gammas.y;
           packs[p].values[i + k] = from_float<T>(a * by.x - b * by.y);
           packs[p].values[i + k + 1] = from_float<T>(b * by.x + a * by.y);
         }
@@ -120,8 +123,10 @@ Status qk_norm_rope(DType dtype, void* x, int rows, int pitch, const HeadNorms& 
     if (packs <= 8) return run(std::integral_constant<int, 8>(), kOne);
     if (packs <= 16) return run(std::integral_constant<int, 16>(), kOne);
     if (packs <= 32) return run(std::integral_constant<int, 32>(), kOne);
-    return with_constant<2, 4>(packs <= 64 ? 2 : 4,
-                               [&](auto each) { return run(std::integral_constant<int, 32>(), each); });
+    if constexpr (std::is_same_v<T, float>) {
+      if (packs > 64) return run(std::integral_constant<int, 32>(), std::integral_constant<int, 4>());
+    }
+    return run(std::integral_constant<int, 32>(), std::integral_constant<int, 2>());
   });
 }
 

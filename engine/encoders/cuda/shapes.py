@@ -48,9 +48,9 @@ def _unfit_for_dtype(config: EncoderConfig, dtype: str) -> str | None:
         return "disentangled attention"
     if dtype == "float32":
         if (head := max(_head_sizes(config))) > MOST_FLOAT32_HEAD_COLUMNS:
-            return f"heads of {head} columns, over {MOST_FLOAT32_HEAD_COLUMNS},"
+            return f"heads of {head} columns, over {MOST_FLOAT32_HEAD_COLUMNS}"
         most = MOST_FLOAT32_RMS_COLUMNS if config.rms_norm else MOST_FLOAT32_COLUMNS
-        return f"{config.hidden_size} columns, over {most}," if config.hidden_size > most else None
+        return f"{config.hidden_size} columns, over {most}" if config.hidden_size > most else None
     for unable, what in (
         (config.gated, "gates"),
         (config.pre_norm, "norms before a layer's parts"),
@@ -63,7 +63,7 @@ def _unfit_for_dtype(config: EncoderConfig, dtype: str) -> str | None:
             return what
     for columns, most in ((config.hidden_size, MOST_INT8_COLUMNS), (config.intermediate_size, MOST_INT8_INNER)):
         if columns % _INT8_STEP or columns > most:
-            return f"rows of {columns} columns, no multiple of {_INT8_STEP} of at most {most},"
+            return f"rows of {columns} columns, no multiple of {_INT8_STEP} of at most {most}"
     return None
 
 
