@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from embert.engine.errors import InputError
+from embert.engine.heads.description import LabelDecider
 from embert.engine.model import Model
 from embert.engine.tasks import NO_TASK, Task
 
@@ -91,7 +92,7 @@ class Decision:
 
 def decision_tasks(model: Model, *, label_mass: bool = False) -> Task:
     """The tasks of the pairs. Raises InputError for `label_mass` of a model that is not a language model."""
-    if label_mass and model.heads.decider is None:
+    if label_mass and not isinstance(model.heads.decider, LabelDecider):
         raise InputError("is of language models only", param="label_mass", subject=model.model_id)
     return (Task.DECIDE if model.heads.decider else Task.CLASSIFY) | (Task.LABEL_MASS if label_mass else NO_TASK)
 
@@ -101,7 +102,7 @@ def check_questions(model: Model, questions: Sequence[Question], param: str = "q
     if not 1 <= len(questions) <= MOST_QUESTIONS:
         raise InputError(f"must have 1 to {MOST_QUESTIONS} questions, found {len(questions)}", param=param)
     decider = model.heads.decider
-    labels = MOST_OPTIONS["choice"] if decider is None else len(decider.classifier.labels)
+    labels = len(decider.classifier.labels) if isinstance(decider, LabelDecider) else MOST_OPTIONS["choice"]
     for question in questions:
         count, most = len(question.options), min(MOST_OPTIONS[question.kind], labels)
         if not 2 <= count <= most:
@@ -120,13 +121,15 @@ def _pairs_of(model: Model, question: Question) -> int:
 def second_texts(model: Model, questions: Sequence[Question]) -> list[str]:
     """The second texts of the pairs, whose first text is the state.
 
-    A language model reads the question and its options, each with a label. A model of natural language inference reads
-    a hypothesis for each option: the instructions, then the option. That of a predicate is its statement alone, with
-    the description of yes.
+    A language model reads the question and its options, each with a label; Laya reads each behind a marker. A model of
+    natural language inference reads a hypothesis for each option: the instructions, then the option. That of a
+    predicate is its statement alone, with the description of yes.
     """
     decider = model.heads.decider
-    if decider is not None:
+    if isinstance(decider, LabelDecider):
         return [_labeled(question, decider.classifier.labels) for question in questions]
+    if decider is not None:
+        return [_marked(question, decider.marker_text) for question in questions]
     texts = []
     for question in questions:
         if question.kind == "predicate":
@@ -140,6 +143,22 @@ def second_texts(model: Model, questions: Sequence[Question]) -> list[str]:
 def _labeled(question: Question, labels: Sequence[str]) -> str:
     lines = [f"{label}. {option}" for label, option in zip(labels, question.options, strict=False)]
     return "\n".join((question.instructions, "", *lines, "", "Answer with the label of one option only."))
+
+
+def _marked(question: Question, marker: str) -> str:
+    """Laya's words. It has no first, then yes."""
+    kind = _MARKED_KINDS[question.kind]
+    options = [str(option) for option in question.options]
+    if question.kind == "score":
+        options = [f"level {number}: {option}" for number, option in enumerate(options)]
+    elif question.kind == "predicate":
+        yes, no = (option.description for option in question.options)
+        options = [f"false: {no or 'no, the statement does not hold'}", f"true: {yes or 'yes, the statement holds'}"]
+    texts = (f"{kind} question: {question.instructions}", *(f" {option}" for option in options))
+    return marker.join(text.replace(marker, " ") for text in texts)
+
+
+_MARKED_KINDS: dict[Kind, str] = {"choice": "choice", "score": "score", "predicate": "noul"}
 
 
 def read_decisions(
@@ -164,8 +183,12 @@ def read_decisions(
 
 def _logits_of_options(model: Model, question: Question, rows: Floats) -> Floats:
     """float32 [options], from the rows of a question's pairs."""
-    if model.heads.decider is not None:
-        return rows[0, : len(question.options)]
+    decider, count = model.heads.decider, len(question.options)
+    if isinstance(decider, LabelDecider):
+        return rows[0, :count]
+    if decider is not None:
+        logits = rows[0, [1, 0]] if question.kind == "predicate" else rows[0, :count]
+        return (logits / np.float32(decider.temperature(_MARKED_KINDS[question.kind], count))).astype(np.float32)
     classifier = model.heads.classifier
     assert classifier is not None  # noqa: S101 - callers check that the model decides
     assert classifier.entailment is not None  # noqa: S101

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from embert.engine.batch import TaskOutput
+from embert.engine.decisions import Question, second_texts
 from embert.engine.encode_batches import encode_batches
 from embert.engine.encoders.base import Encoder
 from embert.engine.errors import UnsupportedModel
@@ -48,8 +49,11 @@ def encode_sentences(model: Model, *, on_cpu: bool) -> Encoded:
     """Tokenize the sentences. A model of one score reads each of them paired with the next one."""
     tokenizer, texts, classifier = Tokenizer(model), _affordable(model.config, on_cpu=on_cpu), model.heads.classifier
     scores = _task_of(model) == Task.CLASSIFY and classifier is not None and len(classifier.labels) == 1
+    others = [*texts[1:], texts[0]]
+    if _task_of(model) == Task.DECIDE:
+        others = second_texts(model, [Question.predicate(text) for text in others])
     if scores or _task_of(model) == Task.DECIDE:
-        return tokenizer.encode_pairs(texts, [*texts[1:], texts[0]])
+        return tokenizer.encode_pairs(texts, others)
     return tokenizer.encode(texts, TokenizeOptions(is_query=False if _task_of(model) == Task.MULTI else None))
 
 

@@ -16,7 +16,7 @@ from embert.engine.files.json_files import check_keys, positive_int, read_object
 from embert.engine.files.key_tables import CONFIG_OF_MODEL2VEC, CONFIG_SENTENCE_TRANSFORMERS
 from embert.engine.files.tokenizer_config import NO_LENGTH_LIMIT, TokenizerConfig, define, read_tokenizer_config
 from embert.engine.heads.checkpoints.classifier import logit_classifier, read_classifier, stored_classifier
-from embert.engine.heads.checkpoints.decider import read_label_decider
+from embert.engine.heads.checkpoints.decider import LAYA, read_label_decider, read_marker_decider
 from embert.engine.heads.checkpoints.late_interaction import is_stanford, marked_prompts
 from embert.engine.heads.checkpoints.published_reranker import published_format, score_tokens
 from embert.engine.heads.checkpoints.stored import named_groups, stored_in, stored_tensors, unused_tensors
@@ -32,6 +32,7 @@ from embert.engine.tasks import NO_TASK, Task, task_names
 
 MUCH_BYTES = 1 << 30
 LEAST_ITEM_BYTES = 2  # of a weight, in float16 and bfloat16
+ENCODER_PREFIX = "encoder."  # of the encoder's tensors in a folder with rl_agent_config.json
 SPLADE = "splade"  # in addition to POOLINGS: the head of a masked language model, and its maximum over tokens
 # transformers, and torch to read weights with, are not needed to serve requests: an extra.
 INSTALL_CONVERT = "pip install 'embert[convert]'"
@@ -127,6 +128,11 @@ def load_model(
         raise UnsupportedModel(f"pooling {pooling!r} is not supported; supported: {named}")
     try:
         location = locate(model, revision=revision, progress=progress, on_download=on_download)
+        if (location.folder / LAYA).is_file():
+            read = _read_laya(location, pooling)
+            return dataclasses.replace(
+                read, model_id=model_id or location.model_id, revision=location.revision or revision
+            )
         modules = read_modules(location.folder, pooling=pooling)
         if modules.static if modules is not None else _is_model2vec(location.folder):
             read = _read_static(location, modules, pooling)
@@ -519,6 +525,47 @@ def _read_static(location: Location, modules: Modules | None, pooling: str | Non
         lowercase=False,
         transformer=modules.transformer,
         notices=tuple(notices),
+    )
+
+
+def _read_laya(location: Location, pooling: str | None) -> Model:
+    """Read a model that decides by markers before options, which is all that it is served for."""
+    folder = location.folder
+    if pooling is not None:
+        raise UnsupportedModel(f"pooling {pooling!r} is not supported with {folder / LAYA}, whose model decides only")
+    path = folder / "encoder" / "config.json"
+    config, notices = read_config(path), [*location.notices, *check_config(path)]
+    _check_files(folder / "tokenizer", folder, "AutoModel")
+    mappings = tuple(
+        dataclasses.replace(each, prefixes=(*each.prefixes, ENCODER_PREFIX)) for each in config.tensors.mappings
+    )
+    config = dataclasses.replace(config, tensors=dataclasses.replace(config.tensors, mappings=mappings))
+    _check_size(folder, config)
+    decider = read_marker_decider(folder, config)
+    tokenizer, tokenizer_notices = read_tokenizer_config(folder / "tokenizer", read_object(path))
+    tokenizer_path = folder / "tokenizer" / "tokenizer.json"
+    _, definition_notices = define(tokenizer_path, read_object(tokenizer_path), tokenizer)
+    if not config.position_table:
+        config = dataclasses.replace(config, max_positions=decider.most_tokens)
+    return Model(
+        model_id=location.model_id,
+        folder=folder,
+        revision=None,
+        config=config,
+        pooling="mean",
+        after_pooling=(),
+        normalize=False,
+        max_input_length=decider.most_tokens,
+        prompts={},
+        default_prompt_name=None,
+        width=config.hidden_size,
+        tokenizer=tokenizer,
+        lowercase=False,
+        transformer="tokenizer",
+        notices=(*notices, *tokenizer_notices, *definition_notices),
+        heads=Heads(decider=decider),
+        base=folder,
+        embeds=False,
     )
 
 

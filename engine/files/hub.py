@@ -32,6 +32,8 @@ WANTED_FILES = [
     "sparse_linear.pt",
     "colbert_linear.pt",
     "artifact.metadata",
+    "encoder/config.json",
+    "tokenizer/*.json",
     "README.md",
     "chat_template.jinja",
     "0_*/chat_template.jinja",

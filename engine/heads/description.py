@@ -6,9 +6,14 @@ Imports no numpy: the supervisor reads descriptions, and computes nothing.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass
 
+from embert.engine.models.encoder_config import EncoderConfig
 from embert.engine.tasks import NO_TASK, Task
+
+MARKED_OPTIONS = 255  # columns of the logits of a MarkerDecider
+OPTION_BUCKETS = ((2, "2"), (5, "3-5"), (10, "6-10"), (MARKED_OPTIONS, "11+"))  # most options, and the name
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +72,31 @@ class LabelDecider:
 
     classifier: Classifier  # of the labels, each of them a token, such as A and B
     vocabulary: Layer  # the whole matrix
+
+
+@dataclass(frozen=True, slots=True)
+class MarkerDecider:
+    """Laya's decisions: a marker stands before each option, and layers of its own make logits of the markers' rows.
+
+    A sequence is the question, its options and the state. Each row gets the embedding of the question's type first.
+    """
+
+    config: EncoderConfig  # of the layers
+    types: str  # the tensor [3, hidden]: of choice, score and predicate
+    norm: Norm  # before the scorer
+    scorer: tuple[Layer, ...]
+    marker: int  # ids of tokens
+    first: int
+    separator: int
+    marker_text: str
+    most_tokens: int  # of a sequence
+    question_tokens: int  # of the question and its options
+    temperatures: Mapping[str, float]  # that logits are divided by, by type and "type:options"
+
+    def temperature(self, kind: str, options: int) -> float:
+        """The temperature of a question of `kind`, which has this number of options."""
+        size = next(name for most, name in OPTION_BUCKETS if options <= most)
+        return self.temperatures.get(f"{kind}:{size}", self.temperatures.get(kind, 1.0))
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +201,7 @@ class Heads:
     sparse: Splade | TokenWeights | None = None
     multi_vector: MultiVector | None = None
     token_classifier: TokenClassifier | None = None
-    decider: LabelDecider | None = None
+    decider: LabelDecider | MarkerDecider | None = None
 
     @property
     def tasks(self) -> Task:

@@ -16,6 +16,8 @@ import numpy.typing as npt
 
 from embert.engine.errors import BrokenModel, InputError
 from embert.engine.files.chat_template import PairText
+from embert.engine.heads.checkpoints.decider import LAYA_TYPES
+from embert.engine.heads.description import MarkerDecider
 from embert.engine.model import Model
 from embert.engine.tokenization.backend import ID_BYTES, Backend, PairTemplate
 from embert.engine.tokenization.encoded import (
@@ -39,6 +41,11 @@ JOINT_TOKENS = 2  # that a text may have more next to another one than alone
 BYTES_A_CHARACTER = 4  # at most, in UTF-8: no token is less than a byte
 MOST_TOKEN_CHARACTERS = 64  # of a text on average: bounds what is read of one that is cut to a number of tokens
 
+# Laya's tokens of an option without its marker, of a question, and of either where options are many.
+OPTION_TOKENS, QUESTION_TOKENS = 48, 16
+LEAST_OPTION_TOKENS, LEAST_QUESTION_TOKENS = 4, 8
+
+Ints = npt.NDArray[np.int32]
 Counts = npt.NDArray[np.int64]  # tokens of each text
 
 
@@ -65,6 +72,8 @@ class Pairs:
     ) -> Chunks[Encoded]:
         if self._model.pair_text is not None:
             return (yield from self._in_template(self._model.pair_text, firsts, seconds, options, chunking))
+        if isinstance(self._model.heads.decider, MarkerDecider):
+            return (yield from self._at_markers(self._model.heads.decider, firsts, seconds, options, chunking))
         backend, truncate, params = self._backend, self._backend.cuts(options), (options.param, options.second_param)
         template, capacities = self._check(firsts, seconds, options)
 
@@ -106,7 +115,7 @@ class Pairs:
         return (yield from self._join(template, capacities, first, second, options))
 
     def encode_known(self, firsts: Sequence[str], seconds: Sequence[str], options: TokenizeOptions) -> Encoded | None:
-        if self._model.pair_text is not None:
+        if self._model.pair_text is not None or self._model.heads.decider is not None:
             return None
         truncate, direction = self._backend.cuts(options), options.direction or self._backend.direction
         template, capacities = self._check(firsts, seconds, options)
@@ -185,6 +194,56 @@ class Pairs:
         lengths = np.fromiter(map(len, bodies), np.int32, len(bodies)) // np.int32(ID_BYTES)
         _check_tokens(lengths, options)
         return Encoded(np.frombuffer(b"".join(bodies), np.int32), lengths, truncated)
+
+    def _at_markers(
+        self,
+        decider: MarkerDecider,
+        firsts: Sequence[str],
+        seconds: Sequence[str],
+        options: TokenizeOptions,
+        chunking: Chunking,
+    ) -> Chunks[Encoded]:
+        """Rows of Laya: a second text is a question, its options each behind a marker; the first text follows them.
+
+        The token types are the number of the question's type. Raises InputError for options that do not fit.
+        """
+        _check_counts(firsts, seconds, options)
+        cuts = self._backend.cuts(options)
+        states = [text.replace(decider.marker_text, " ") for text in firsts]
+        pieces = [second.split(decider.marker_text) for second in seconds]
+
+        def read(texts: Sequence[str], capacity: int) -> Chunks[list[Ints]]:
+            cut = dataclasses.replace(options, truncate=True, direction="right")
+            bodies = yield from self._backend.read(
+                texts, cut, chunking, capacity=capacity, param=options.second_param, refuse=refuse
+            )
+            return [np.frombuffer(body, np.int32) for body in bodies]
+
+        def refuse(index: int, tokens: int) -> InputError:
+            return too_long(index, tokens, decider.most_tokens, options.param)
+
+        questions = iter((yield from read([piece for each in pieces for piece in each], decider.most_tokens)))
+        bodies = yield from read(states, decider.most_tokens)
+        rows, types, truncated = [], [], 0
+        for index, texts in enumerate(pieces):
+            row = _marked_row(decider, [next(questions) for _ in texts])
+            room = decider.most_tokens - len(row) - 1
+            if room < 0:
+                raise InputError(
+                    f"has {len(texts) - 1} options in {len(row)} tokens; the limit is {decider.most_tokens - 1}",
+                    param=options.second_param,
+                    subject=f"question {index}",
+                )
+            state = bodies[0 if len(bodies) == 1 else index]
+            if len(state) > room:
+                if not cuts:
+                    raise too_long(index, len(row) + len(state) + 1, decider.most_tokens, options.param, what="pair")
+                truncated += 1
+            rows.append(np.concatenate([row, state[:room], np.array([decider.separator], np.int32)]))
+            types.append(LAYA_TYPES.index(texts[0].partition(" ")[0]))
+        lengths = np.array([len(row) for row in rows], np.int32)
+        ids = np.concatenate([np.zeros(0, np.int32), *rows])
+        return Encoded(ids, lengths, truncated, np.repeat(np.array(types, np.int32), lengths))
 
     def _fit(
         self,
@@ -361,6 +420,21 @@ class Pairs:
                 subject=f"text {index}",
             )
         return np.minimum(first, left)
+
+
+def _marked_row(decider: MarkerDecider, pieces: Sequence[Ints]) -> Ints:
+    """The ids of a question and its options, as Laya shortens them, up to the state."""
+    head, *texts = pieces
+    marker, separator = (np.array([token], np.int32) for token in (decider.marker, decider.separator))
+    marked = [np.concatenate([marker, text[:OPTION_TOKENS]]) for text in texts]
+    left = decider.question_tokens - sum(map(len, marked))
+    if left < QUESTION_TOKENS:
+        each = max(LEAST_OPTION_TOKENS, (decider.question_tokens - QUESTION_TOKENS) // max(1, len(marked)))
+        marked = [option[:each] for option in marked]
+        left = decider.question_tokens - sum(map(len, marked))
+    return np.concatenate(
+        [np.array([decider.first], np.int32), head[: max(LEAST_QUESTION_TOKENS, left)], separator, *marked, separator]
+    )
 
 
 def _read_distinct(

@@ -17,7 +17,7 @@ from typing import cast
 import numpy as np
 
 from embert.engine.errors import BrokenModel, InputError, UnsupportedModel
-from embert.engine.heads.description import Classifier, Role
+from embert.engine.heads.description import Classifier, LabelDecider, Role
 from embert.engine.model import Model
 from embert.engine.tokenization.backend import ID_BYTES, Backend
 from embert.engine.tokenization.encoded import (
@@ -97,9 +97,10 @@ class Tokenizer:
         unknown = model.tokenizer.special.get("unk_token")
         self.unknown_id = None if unknown is None else self._backend.id(unknown.content)
         self.has_subwords = self._backend.has_subwords  # whether a token says that it continues a word
-        self._only_pairs = model.pair_text is not None
-        if model.heads.decider is not None and model.pair_text is not None:
-            self._check_labels(path, model.heads.decider.classifier, model.pair_text.after)
+        self._only_pairs = model.pair_text is not None or model.heads.decider is not None
+        decider = model.heads.decider
+        if isinstance(decider, LabelDecider) and model.pair_text is not None:
+            self._check_labels(path, decider.classifier, model.pair_text.after)
         self._include_prompt = model.include_prompt
         self._prompt_tokens = functools.lru_cache(PROMPTS)(self._count_prompt_tokens)
         capacity = self._frames[None].capacity

@@ -89,7 +89,8 @@ class LoadedModel:
         """
         self._check_finite()
         budget = self.encoder.batch_tokens
-        full = _batch_of([min(64, budget)] * max(1, budget // 64), self._main_task)
+        length = min(64, budget, self.model.max_input_length)
+        full = _batch_of([length] * max(1, budget // length), self._main_task)
         for batch in (full, self.probe, self.probe.wanting(self.model.tasks)):
             self.run(batch)
         probe_s, self.full_batch_s = self._shortest_s(self.probe), self._shortest_s(full)

@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import cast
 
 from embert.engine import Encoded, Model, Task, Tokenizer
-from embert.engine.heads.description import Classifier, TokenClassifier
+from embert.engine.heads.description import MARKED_OPTIONS, Classifier, TokenClassifier
 from embert.engine.models.flops import PLAIN_TOKENS, TokenCounts
 from embert.engine.options import DefaultPrompt, missing_tasks, output_width, resolve_limit, resolve_options
 from embert.engine.tasks import NO_TASK
@@ -113,7 +113,7 @@ class ModelHandle:
             Task.CLASSIFY: sum(BYTES_A_WEIGHT + len(label.encode()) for label in labels),
             Task.MULTI: 0 if multi is None else multi.layers[-1].outputs * _BYTES_A_NUMBER,
             Task.TOKEN_CLASSES: _BYTES_AN_ENTITY + self.token_labels * _BYTES_A_NUMBER,
-            Task.DECIDE: 0 if decider is None else len(decider.classifier.labels) * _BYTES_A_NUMBER,
+            Task.DECIDE: 0 if decider is None else MARKED_OPTIONS * _BYTES_A_NUMBER,
         }
 
     def response_bytes(self, encoded: Encoded, tasks: Task, dimensions: int = 0) -> int:

@@ -12,16 +12,19 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from safetensors.torch import save_file
 from tokenizers import normalizers
 
 from embert import engine
 from embert.engine import Decision, Question
 from embert.engine.decisions import second_texts
+from embert.engine.encoders.cuda.shapes import refusal
 from embert.engine.errors import InputError, UnsupportedModel
+from embert.engine.heads.description import LabelDecider
 from embert.engine.tokenization.encoded import TokenizeOptions
 from tests.engine.test_decoders import VOCABULARY, gemma, llama, qwen
 from tests.oracles.model_cases import build
-from tests.oracles.pipelines import NLI, write
+from tests.oracles.pipelines import NLI, cased, write
 
 STATE = "Angela met Merkel in New York"
 
@@ -176,7 +179,7 @@ def test_labels_are_the_codes_that_are_one_token(tmp_path: Path) -> None:
     folder = language_model(tmp_path, "qwen3", qwen, QWEN_TEMPLATE)
     with engine.Engine.load(str(folder), device="cpu") as loaded:
         decider = loaded.model.heads.decider
-        assert decider is not None
+        assert isinstance(decider, LabelDecider)
         labels = decider.classifier.labels
         assert labels[:26] == tuple("ABCDEFGHIJKLMNOPQRSTUVWXYZ")
         assert {*CODES} <= {*labels[26:]}
@@ -195,3 +198,108 @@ def test_letters_that_are_not_one_token_are_an_error(tmp_path: Path) -> None:
     folder = language_model(tmp_path, "qwen3", letterless, QWEN_TEMPLATE)
     with pytest.raises(UnsupportedModel, match="the letter Q is not one token"):
         engine.load_model(str(folder))
+
+
+# --- Laya ---
+
+HIDDEN, MARK = 128, "[MASK]"
+SETTINGS = {
+    "encoder": "modernbert", "head_layers": 2, "max_len": 60, "head_max_len": 40,
+    "temperature": [1.5, 0.1, 2.0], "temperature_by_options": {"choice:3-5": 0.8, "score:2": 9.0},
+}  # fmt: skip
+
+
+class Scorer(torch.nn.Module):
+    """Laya's head, of torch's own layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layer = torch.nn.TransformerEncoderLayer(HIDDEN, 2, 4 * HIDDEN, batch_first=True, norm_first=True)
+        self.head = torch.nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        self.type_emb = torch.nn.Embedding(3, HIDDEN)
+        self.scorer = torch.nn.Sequential(
+            torch.nn.LayerNorm(HIDDEN), torch.nn.Linear(HIDDEN, HIDDEN), torch.nn.GELU(), torch.nn.Linear(HIDDEN, 1)
+        )
+        for parameter in self.parameters():
+            parameter.data += torch.randn_like(parameter) * 0.1
+
+
+def laya(folder: Path) -> tuple[Any, Scorer]:
+    """Writes a model in Laya's layout. Returns its encoder and its head."""
+    build(
+        folder / "encoder", "modernbert", vocab_size=400, modules=False,
+        hidden_size=HIDDEN, num_attention_heads=2, max_position_embeddings=128,
+    )  # fmt: skip
+    encoder: Any = transformers.AutoModel.from_pretrained(folder / "encoder")
+    scorer = Scorer()
+    scorer.eval()
+    tensors = {f"encoder.{name}": tensor for name, tensor in encoder.state_dict().items()} | scorer.state_dict()
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / "model.safetensors")
+    (folder / "encoder" / "model.safetensors").unlink()
+    (folder / "rl_agent_config.json").write_text(json.dumps(SETTINGS))
+    special = {"cls_token": "[CLS]", "sep_token": "[SEP]", "mask_token": MARK, "pad_token": "[PAD]"}
+    (folder / "tokenizer").mkdir()
+    tokenizer = cased()
+    tokenizer.add_special_tokens([*special.values()])
+    tokenizer.save(str(folder / "tokenizer" / "tokenizer.json"))
+    fields = {"tokenizer_class": "PreTrainedTokenizerFast", "unk_token": "[UNK]", **special}
+    (folder / "tokenizer" / "tokenizer_config.json").write_text(json.dumps(fields))
+    return encoder, scorer
+
+
+def laya_logits(folder: Path, models: tuple[Any, Scorer], question: str, options: list[str], kind: int) -> list[float]:
+    encoder, scorer = models
+    reader: Any = transformers.AutoTokenizer.from_pretrained(folder / "tokenizer")
+
+    def tokens(text: str) -> list[int]:
+        return list(reader(text, add_special_tokens=False).input_ids)
+
+    marked = [[reader.mask_token_id, *tokens(f" {option}")[:48]] for option in options]
+    left = 40 - sum(map(len, marked))
+    if left < 16:
+        marked = [option[: max(4, 24 // len(marked))] for option in marked]
+        left = 40 - sum(map(len, marked))
+    row = [reader.cls_token_id, *tokens(question)[: max(8, left)], reader.sep_token_id]
+    places = []
+    for option in marked:
+        places.append(len(row))
+        row += option
+    row.append(reader.sep_token_id)
+    row += [*tokens(STATE * 4)[: 60 - len(row) - 1], reader.sep_token_id]
+    with torch.inference_mode():
+        hidden = encoder(torch.tensor([row])).last_hidden_state + scorer.type_emb.weight[kind]
+        found: list[float] = scorer.scorer(scorer.head(hidden))[0, places, 0].tolist()
+    return found
+
+
+def test_layas_rows_and_head(tmp_path: Path) -> None:
+    models = laya(tmp_path)
+    wanted = [
+        ("noul question: they met", ["false: they did not", "true: yes, the statement holds"], 2, 2.0),
+        ("choice question: where   ?", ["York: a town", "in", "déjà: 東京"], 0, 0.8),
+        ("score question: how far?", ["level 0: near", "level 1: far"], 1, 5.0),
+        ("choice question: many", [f"word{n}: Angela met" for n in range(7)], 0, 1.5),
+    ]
+    questions = [
+        QUESTIONS[0],
+        Question.choice(f"where {MARK} ?", {"York": "a town", "in": "", "déjà": "東京"}),
+        Question.score("how far?", ["near", "far"]),
+        Question.choice("many", {f"word{n}": "Angela met" for n in range(7)}),
+    ]
+    with engine.Engine.load(str(tmp_path), device="cpu") as loaded:
+        assert loaded.model.task_names == ["decide"]
+        decided = loaded.decide(STATE * 4, questions)
+        for (question, options, kind, temperature), decision in zip(wanted, decided, strict=True):
+            logits = np.array(laya_logits(tmp_path, models, question, options, kind)) / temperature
+            expected = np.exp(logits - logits.max()) / np.exp(logits - logits.max()).sum()
+            if kind == 2:
+                expected = expected[::-1]
+            np.testing.assert_allclose(decision.probabilities, expected, atol=1e-4)
+        assert [loaded.decide(STATE * 4, [each])[0] for each in questions] == decided
+        with pytest.raises(InputError, match="question 0 has 20 options"):
+            loaded.decide(STATE, [Question.choice("many", [f"word{n}" for n in range(20)])])
+        with pytest.raises(InputError, match="the limit is 60"):
+            loaded.decide(STATE * 4, questions, truncate=False)
+        with pytest.raises(InputError, match="language models"):
+            loaded.decide(STATE, questions, label_mass=True)
+    assert "layers of its own" in str(refusal(loaded.model))

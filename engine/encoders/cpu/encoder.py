@@ -31,6 +31,7 @@ from embert.engine.encoders.cpu.runs import (
 from embert.engine.encoders.cpu.transformer import Transformer
 from embert.engine.encoders.positions import padding_positions
 from embert.engine.errors import EncoderError, UnsupportedModel
+from embert.engine.heads.description import LabelDecider, MarkerDecider
 from embert.engine.heads.embedding import EmbeddingHead
 from embert.engine.host import cpu_name, keep_freed_memory, usable_cores, usable_cpus
 from embert.engine.model import Model
@@ -114,9 +115,11 @@ class CpuEncoder(Encoder):
         # Task → the pooling by which it reads one row of a sequence; tasks that are absent here read all rows.
         classifier = model.heads.classifier
         self._reads = {Task.CLASSIFY: "cls" if classifier is None else classifier.pooling}
-        if model.heads.decider is not None:
+        decider = model.heads.decider
+        if isinstance(decider, LabelDecider):
             self._has |= Task.LABEL_MASS
-            self._reads |= dict.fromkeys((Task.DECIDE, Task.LABEL_MASS), model.heads.decider.classifier.pooling)
+            self._reads |= dict.fromkeys((Task.DECIDE, Task.LABEL_MASS), decider.classifier.pooling)
+        self._types_of_questions = isinstance(decider, MarkerDecider)  # are what token types mean, to the head only
         self.padding_id = None if classifier is None else classifier.padding_id
         if model.include_prompt:
             self._reads[Task.EMBED] = model.pooling
@@ -278,13 +281,14 @@ class CpuEncoder(Encoder):
         ids, groups = ticket.ids[run.tokens], run.groups
         tasks = Task(int(np.bitwise_or.reduce(ticket.tasks[run.sequences])))
         one_row = self._one_row(tasks)
+        token_types = None if ticket.token_types is None else ticket.token_types[run.tokens]
         chosen = one_row_each(groups, one_row) if one_row else None
         if chosen is not None and Task.CLASSIFY in tasks and (ids[chosen] == self.padding_id).any():
             chosen = None  # the classifier takes an earlier row
         rows = self._transformer(
             ids,
             ticket.positions[run.tokens],
-            None if ticket.token_types is None else ticket.token_types[run.tokens],
+            None if self._types_of_questions else token_types,
             None if ticket.adapters is None else ticket.adapters[run.tokens],
             groups,
             chosen,
@@ -292,7 +296,7 @@ class CpuEncoder(Encoder):
         if chosen is not None:  # as if each sequence had one token
             ids, groups = ids[chosen], [Group(0, len(chosen), 1)]
         prompt_tokens = None if ticket.prompt_tokens is None else ticket.prompt_tokens[run.sequences]
-        hidden = Hidden(rows, ids, groups, prompt_tokens)
+        hidden = Hidden(rows, ids, groups, prompt_tokens, token_types)
         return {
             task: head(hidden.of(ticket.wanting(task)[run.sequences]))
             for task, head in self._heads.items()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import threading
 from collections.abc import Callable, Sequence
@@ -13,9 +14,12 @@ import numpy.typing as npt
 
 from embert.engine.batch import TaskOutput, cumulative
 from embert.engine.encoders.cpu.operators import Operators
+from embert.engine.encoders.cpu.positions import Positions
 from embert.engine.encoders.cpu.runs import Group
+from embert.engine.encoders.cpu.transformer import Layer
 from embert.engine.files.safetensors_file import Tensor
 from embert.engine.heads import description
+from embert.engine.heads.checkpoints.decider import LAYA_TYPES
 from embert.engine.heads.embedding import normalized
 from embert.engine.heads.token_rows import pooled_rows, token_weight_rows
 from embert.engine.model import Model
@@ -71,6 +75,7 @@ class Hidden:
     ids: npt.NDArray[np.int64]  # [T]
     groups: Sequence[Group]  # of all n sequences, in order
     prompt_tokens: npt.NDArray[np.int64] | None = None  # [n]: first ones, that are not pooled
+    token_types: npt.NDArray[np.int64] | None = None  # [T]; None: all 0
 
     @property
     def lengths(self) -> npt.NDArray[np.int32]:
@@ -89,7 +94,8 @@ class Hidden:
                 groups.append(Group(start, n, group.length, group.keys))
                 start += n * group.length
         prompt_tokens = None if self.prompt_tokens is None else self.prompt_tokens[chosen]
-        return Hidden(self.rows[tokens], self.ids[tokens], groups, prompt_tokens)
+        types = None if self.token_types is None else self.token_types[tokens]
+        return Hidden(self.rows[tokens], self.ids[tokens], groups, prompt_tokens, types)
 
 
 class Head(Protocol):
@@ -114,9 +120,12 @@ def load_heads(model: Model, checkpoint: Checkpoint, operators: Operators) -> di
         heads[Task.SPARSE] = Splade(sparse, model.config, checkpoint, operators)
     elif sparse is not None:
         heads[Task.SPARSE] = TokenWeights(sparse, checkpoint, operators)
-    if model.heads.decider is not None:
-        heads[Task.DECIDE] = Logits(model.heads.decider.classifier, checkpoint, operators)
-        heads[Task.LABEL_MASS] = VocabularyMass(model.heads.decider.vocabulary, checkpoint, operators)
+    decider = model.heads.decider
+    if isinstance(decider, description.LabelDecider):
+        heads[Task.DECIDE] = Logits(decider.classifier, checkpoint, operators)
+        heads[Task.LABEL_MASS] = VocabularyMass(decider.vocabulary, checkpoint, operators)
+    elif decider is not None:
+        heads[Task.DECIDE] = MarkerLogits(decider, model, checkpoint, operators)
     if multi_vector is not None:
         heads[Task.MULTI] = MultiVectors(multi_vector, checkpoint, operators)
     return heads
@@ -189,6 +198,39 @@ class VocabularyMass:
             before, largest = largest, np.maximum(largest, logits.max(1))
             total = total * np.exp(before - largest) + np.exp(logits - largest[:, None]).sum(1)
         return TaskOutput.one_each((largest + np.log(total)).astype(np.float32)[:, None])
+
+
+class MarkerLogits:
+    """DECIDE of a MarkerDecider: its layers on all rows, then a number for each marker."""
+
+    def __init__(
+        self, head: description.MarkerDecider, model: Model, checkpoint: Checkpoint, operators: Operators
+    ) -> None:
+        own = Checkpoint.open(dataclasses.replace(model, config=head.config))
+        self._layers = [Layer(head.config, own, number, operators) for number in range(head.config.layers)]
+        self._types = checkpoint.of_head(head.types, (len(LAYA_TYPES), head.config.hidden_size)).float32()
+        self._norm = _norm(head.norm, head.config.hidden_size, checkpoint, operators)
+        self._scorer = [_Layer(layer, checkpoint, operators) for layer in head.scorer]
+        self._marker, self._operators = head.marker, operators
+
+    def __call__(self, hidden: Hidden) -> TaskOutput:
+        """[n, MARKED_OPTIONS]: zeros behind a sequence's markers."""
+        types = np.zeros(len(hidden.ids), np.int64) if hidden.token_types is None else hidden.token_types
+        x = self._operators.enter(hidden.rows + self._types[types])
+        for layer in self._layers:
+            x = layer(self._operators.rounded(x), hidden.groups, Positions())
+        lengths = hidden.lengths
+        (places,) = np.nonzero(hidden.ids == self._marker)
+        owners = np.repeat(np.arange(len(lengths)), lengths)[places]
+        columns = np.arange(len(places)) - np.searchsorted(owners, owners)
+        kept = columns < description.MARKED_OPTIONS
+        values = np.zeros((len(lengths), description.MARKED_OPTIONS), np.float32)
+        if kept.any():
+            rows = self._norm(self._operators.leave(x)[places[kept]])
+            for linear in self._scorer:
+                rows = linear(rows)
+            values[owners[kept], columns[kept]] = rows[:, 0]
+        return TaskOutput.one_each(values)
 
 
 class LastHidden:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from embert.engine.errors import UnsupportedModel
-from embert.engine.heads.description import Classifier, Layer, Splade, TokenWeights
+from embert.engine.heads.description import Classifier, LabelDecider, Layer, MarkerDecider, Splade, TokenWeights
 from embert.engine.heads.pooling import POOLINGS, Dense, is_plain
 from embert.engine.model import Model
 from embert.engine.models.encoder_config import DynamicNtk, EncoderConfig, Rotary
@@ -102,6 +102,7 @@ def check_layers(model: Model) -> None:
         ),
         (_stretches(config), "stretches rotary positions by each text's length"),
         (_sees_only_itself(config), "has windows of one token"),
+        (isinstance(model.heads.decider, MarkerDecider), "decides by layers of its own behind the encoder"),
         (
             config.long_queries is not None and config.max_positions > config.long_queries.trained,
             f"takes texts of {config.max_positions} tokens and multiplies queries by their position from "
@@ -277,7 +278,7 @@ def padded_labels(labels: int) -> int:
 
 def host_head(model: Model) -> Classifier | None:
     """The head for which the extension only pools: of decisions, or one that has a norm or takes a mean of rows."""
-    if model.heads.decider is not None:
+    if isinstance(model.heads.decider, LabelDecider):
         return model.heads.decider.classifier
     head = model.heads.classifier
     if head is not None and (head.pooling == "mean" or any(layer.norm is not None for layer in head.layers)):

@@ -1,19 +1,34 @@
-"""Reads how a language model decides: its chat template, and the tokens of the labels that begin its reply."""
+"""Reads how a model decides: a language model by the labels that begin its reply, Laya by markers before options.
+
+Laya's folder has rl_agent_config.json, the encoder's config.json in encoder/, the tokenizer in tokenizer/, and all
+weights in model.safetensors.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 import string
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from embert.engine.errors import UnsupportedModel
+from embert.engine.errors import BrokenModel, UnsupportedModel
 from embert.engine.files.chat_template import PairText
+from embert.engine.files.json_files import positive_int, read_object
 from embert.engine.heads.checkpoints.classifier import vocabulary_layer
-from embert.engine.heads.description import Classifier, LabelDecider
+from embert.engine.heads.checkpoints.stored import Vocabulary, check_layer, check_norm, stored_tensors
+from embert.engine.heads.description import Classifier, LabelDecider, Layer, MarkerDecider, Norm
 from embert.engine.models.encoder_config import EncoderConfig
+from embert.engine.models.tensor_names import (
+    FINAL_NORM,
+    TOKEN_TYPE_EMBEDDINGS,
+    WORD_EMBEDDINGS,
+    FusedWeight,
+    TensorNames,
+    WeightMapping,
+)
 
 MOST_LABELS = 255
 LETTERS = string.ascii_uppercase
@@ -52,3 +67,98 @@ def label_tokens(path: Path, end: str) -> dict[str, int]:
             f"{path}: the letter {missing[0]} is not one token at the beginning of a reply, and decisions read letters"
         )
     return dict(itertools.islice(labels.items(), MOST_LABELS))
+
+
+LAYA = "rl_agent_config.json"
+LAYA_SIZES = {"head_layers": 2, "max_len": 512, "head_max_len": 192}  # and what Laya takes for them
+LAYA_TYPES = ("choice", "score", "noul")  # of questions, in the order of their embeddings
+HEAD_SIZE = 64  # columns of an attention head
+NORM_EPS = 1e-5
+LEAST_TEMPERATURE, MOST_TEMPERATURE = 0.5, 5.0
+
+# The names of torch's TransformerEncoderLayer.
+LAYERS = WeightMapping(
+    parts={
+        **{
+            f"attention.self.{name}.{kind}": FusedWeight(f"self_attn.in_proj_{kind}", part, 3)
+            for part, name in enumerate(("query", "key", "value"))
+            for kind in ("weight", "bias")
+        },
+        "attention.output.dense": "self_attn.out_proj",
+        "attention.output.LayerNorm": "norm1",
+        "intermediate.dense": "linear1",
+        "output.dense": "linear2",
+        "output.LayerNorm": "norm2",
+    },
+    prefixes=("head.",),
+    layers="layers.",
+)
+ABSENT = frozenset((WORD_EMBEDDINGS, TOKEN_TYPE_EMBEDDINGS, f"{FINAL_NORM}.weight", f"{FINAL_NORM}.bias"))
+
+
+def read_marker_decider(folder: Path, encoder: EncoderConfig) -> MarkerDecider:
+    """Laya's head on the encoder in `folder`. Raises BrokenModel or UnsupportedModel."""
+    path = folder / LAYA
+    fields = {**LAYA_SIZES, **read_object(path)}
+    head_layers, most_tokens, question_tokens = (positive_int(path, fields, name) or 0 for name in LAYA_SIZES)
+    hidden, vocabulary = encoder.hidden_size, Vocabulary(folder / "tokenizer")
+    if hidden % max(1, hidden // HEAD_SIZE):
+        raise UnsupportedModel(
+            f"{path}: hidden states of {hidden} columns, which {hidden // HEAD_SIZE} heads do not share"
+        )
+    named = {kind: vocabulary.special(f"{kind}_token") for kind in ("mask", "cls", "sep")}
+    ids = {kind: None if token is None else vocabulary.id(token) for kind, token in named.items()}
+    for kind, token_id in ids.items():
+        if token_id is None:
+            raise BrokenModel(f"{folder / 'tokenizer'} has no {kind}_token, which rows of decisions need")
+    stored, norm = stored_tensors(folder), Norm("scorer.0", NORM_EPS)
+    scorer = (
+        Layer("scorer.1", "", hidden, hidden, True, "gelu"),
+        Layer("scorer.3", "", hidden, 1, True, "identity"),
+    )
+    stored.check("type_emb.weight", (len(LAYA_TYPES), hidden))
+    check_norm(stored, norm, hidden)
+    for layer in scorer:
+        check_layer(stored, layer)
+    layers = EncoderConfig(
+        model_type="laya",
+        vocab_size=1,
+        hidden_size=hidden,
+        layers=head_layers,
+        heads=max(1, hidden // HEAD_SIZE),
+        intermediate_size=4 * hidden,
+        activation="relu",
+        max_positions=encoder.max_positions,
+        type_vocab_size=1,
+        layer_norm_eps=NORM_EPS,
+        tensors=TensorNames((LAYERS,), absent=ABSENT),
+        position_table=False,
+        embedding_norm=False,
+        pre_norm=True,
+    )
+    return MarkerDecider(
+        config=layers,
+        types="type_emb.weight",
+        norm=norm,
+        scorer=scorer,
+        marker=int(ids["mask"] or 0),
+        first=int(ids["cls"] or 0),
+        separator=int(ids["sep"] or 0),
+        marker_text=str(named["mask"]),
+        most_tokens=min(most_tokens, encoder.max_positions),
+        question_tokens=question_tokens,
+        temperatures=_temperatures(fields),
+    )
+
+
+def _temperatures(fields: Mapping[str, Any]) -> dict[str, float]:
+    """By type, and by type and number of options. Laya sharpens by no more than LEAST_TEMPERATURE."""
+    stated, by_options = fields.get("temperature"), fields.get("temperature_by_options")
+    found = dict(zip(LAYA_TYPES, stated, strict=False)) if isinstance(stated, list) else {}
+    found |= by_options if isinstance(by_options, dict) else {}
+    return {name: _clamped(value) for name, value in found.items()}
+
+
+def _clamped(value: object) -> float:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return min(max(float(value), LEAST_TEMPERATURE), MOST_TEMPERATURE) if is_number else 1.0  # type: ignore[arg-type]

@@ -14,7 +14,7 @@ from typing import Any
 from embert.engine.errors import BrokenModel
 from embert.engine.files.json_files import inside, read_object
 from embert.engine.files.safetensors_header import read_header
-from embert.engine.heads.description import Heads, Layer, Norm, Splade
+from embert.engine.heads.description import Heads, LabelDecider, Layer, Norm, Splade
 from embert.engine.models.encoder_config import EncoderConfig, tensor_shapes
 from embert.engine.models.tensor_names import stored_names_of
 
@@ -135,7 +135,7 @@ def _of_heads(heads: Heads) -> Iterator[str]:
         layers += heads.classifier.layers
     if heads.token_classifier is not None:
         layers += heads.token_classifier.layers
-    if heads.decider is not None:
+    if isinstance(heads.decider, LabelDecider):
         layers.append(heads.decider.vocabulary)
     if heads.multi_vector is not None:
         layers += heads.multi_vector.layers
