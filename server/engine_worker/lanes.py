@@ -273,6 +273,7 @@ class BatchBuilder:
         self._small: list[Slice] = []  # small requests
         self._starts: dict[Request, int] = {}  # first text taken, of large and long requests
         self.surplus = 0  # counted tokens beyond those that the texts have
+        self.waited = 0  # tokens that do not wait any more; the rest of a request waits with its prefix
 
     def slices(self) -> list[Slice]:
         """The slices taken so far."""
@@ -415,11 +416,12 @@ class BatchBuilder:
         request.taken = stop
 
     def _count(self, lane: Lane, tokens: int, texts: int, waited: int) -> None:
-        """Count texts of the batch. `waited` are the lane's tokens that do not wait any more."""
+        """Count texts of the batch. `waited` are those of `self.waited`."""
         if lane.long_debt:
             lane.long_debt = max(0, lane.long_debt - tokens)
         self.tokens[lane.low_priority] += tokens
         self.texts += texts
         self.tokens_left -= tokens
+        self.waited += waited
         lane.tokens -= waited
         lane.texts -= texts

@@ -187,7 +187,6 @@ class Scheduler:
         if queue is None:
             return None
         limits, (interactive, low_priority) = queue.limits, queue.lanes
-        waiting = queue.tokens
         budget = limits.tokens if interactive.texts else self._low_priority_tokens(limits)
         builder = BatchBuilder(limits, max(budget, (low_priority if low_priority_first else interactive).least_tokens))
         if low_priority_first and interactive.texts:
@@ -200,7 +199,7 @@ class Scheduler:
         else:
             builder.fill(low_priority, builder.tokens_left)
         tokens, texts = sum(builder.tokens), builder.texts
-        self.queue_tokens -= waiting - queue.tokens
+        self.queue_tokens -= builder.waited
         self.queue_texts -= texts
         charge = self._charge(queue, builder.tokens, low_priority_first=low_priority_first)
         return Batch(queue.name, builder.slices(), tokens - builder.surplus, tokens, texts, charge)
