@@ -1,4 +1,4 @@
-"""The command `embert`: serve, embed, rerank, classify, entities, info."""
+"""The command `embert`: serve, embed, rerank, classify, entities, decide, info."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"embert {__version__}")
     commands = parser.add_subparsers(
-        dest="command", required=True, metavar="{serve,embed,rerank,classify,entities,info}"
+        dest="command", required=True, metavar="{serve,embed,rerank,classify,entities,decide,info}"
     )
 
     serve = commands.add_parser(
@@ -205,6 +205,22 @@ def _parser() -> argparse.ArgumentParser:
         metavar="N",
         help="read a long text in sequences that share N tokens; default: cut it",
     )
+
+    decide = commands.add_parser(
+        "decide",
+        help="answer questions about texts, without a server",
+        description="Answer the questions of each request of a file with the probabilities of their options: one JSON "
+        "line for each request, {answers}.",
+    )
+    decide.add_argument("model", metavar="MODEL", help=f"a model that decides: {_SOURCE}")
+    decide.add_argument(
+        "file",
+        metavar="FILE",
+        help="requests as POST /v1/decisions or /v1/systemone takes them: one JSON object, a list, or one object a "
+        "line; -: standard input",
+    )
+    _add_common_options(decide, "state")
+    _add_load_options(decide)
 
     info = commands.add_parser("info", help="show the metadata of a model and the encoder that would run it")
     info.add_argument("--json", action="store_true", help="as JSON")

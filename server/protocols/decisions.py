@@ -175,11 +175,9 @@ class Decisions(BaseModel):
 async def decisions(context: RequestContext) -> tuple[bytes, bytes]:
     request = await context.parse(DecisionsRequest)
     handle = context.choose(request.model)
-    questions = [_question(asked, f"questions[{index}]") for index, asked in enumerate(request.questions)]
-    decided, tokens = await _decide(
-        context, _read_input(request.input), questions, "input", label_mass=request.label_mass
-    )
-    rows = await join_rows(orjson.dumps(each) for each in _answers(request.questions, decided))
+    state, questions = read_decisions_request(request)
+    decided, tokens = await _decide(context, state, questions, "input", label_mass=request.label_mass)
+    rows = await join_rows(orjson.dumps(each) for each in answers(request, decided))
     usage = {
         "input_tokens": tokens,
         "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
@@ -192,6 +190,12 @@ async def decisions(context: RequestContext) -> tuple[bytes, bytes]:
         rows,
         orjson.dumps(usage),
     )
+
+
+def read_decisions_request(request: DecisionsRequest) -> tuple[str, list[Question]]:
+    """The text of a request and its questions. Raises Invalid."""
+    questions = [_question(asked, f"questions[{index}]") for index, asked in enumerate(request.questions)]
+    return _read_input(request.input), questions
 
 
 def _read_input(messages: str | Sequence[DecisionMessage]) -> str:
@@ -253,8 +257,9 @@ def _choice_text(value: str | bool) -> str:
     return value if isinstance(value, str) else str(value).lower()
 
 
-def _answers(asked: Sequence[DecisionQuestion], decided: Sequence[Decision]) -> Iterator[dict[str, Any]]:
-    for question, decision in zip(asked, decided, strict=True):
+def answers(request: DecisionsRequest, decided: Sequence[Decision]) -> Iterator[dict[str, Any]]:
+    """The fields of each answer."""
+    for question, decision in zip(request.questions, decided, strict=True):
         fields: dict[str, Any] = {"type": question.type, "name": question.name}
         if decision.label_mass is not None:
             fields["label_mass"] = decision.label_mass
@@ -336,22 +341,41 @@ class SystemOne(BaseModel):
 async def system_one(context: RequestContext) -> tuple[bytes, bytes]:
     request = await context.parse(SystemOneRequest)
     handle = context.choose(request.model)
-    questions = [_system_one_question(asked, f"questions.{name}") for name, asked in request.questions.items()]
-    decided, tokens = await _decide(context, _text_of(request.state), questions, "state", label_mass=request.label_mass)
+    state, questions = read_system_one_request(request)
+    decided, tokens = await _decide(context, state, questions, "state", label_mass=request.label_mass)
     rows = await join_rows(
-        b"%b:%b" % (orjson.dumps(name), orjson.dumps(_system_one_answer(asked, question, decision)))
-        for (name, asked), question, decision in zip(request.questions.items(), questions, decided, strict=True)
+        b"%b:%b" % (orjson.dumps(name), orjson.dumps(answer))
+        for name, answer in system_one_answers(request, questions, decided)
     )
-    diagnostics = b""
-    if request.label_mass:
-        masses = {name: {"label_mass": each.label_mass} for name, each in zip(request.questions, decided, strict=True)}
-        diagnostics = b',"diagnostics":%b' % orjson.dumps(masses)
+    masses = diagnostics_of(request, decided)
+    diagnostics = b',"diagnostics":%b' % orjson.dumps(masses) if masses else b""
     return JSON, b'{"model":%b,"answers":{%b},"usage":{"input_tokens":%d,"output_tokens":0}%b}' % (
         orjson.dumps(handle.served.name),
         rows,
         tokens,
         diagnostics,
     )
+
+
+def read_system_one_request(request: SystemOneRequest) -> tuple[str, list[Question]]:
+    """The text of a request and its questions. Raises Invalid."""
+    questions = [_system_one_question(asked, f"questions.{name}") for name, asked in request.questions.items()]
+    return _text_of(request.state), questions
+
+
+def system_one_answers(
+    request: SystemOneRequest, questions: Sequence[Question], decided: Sequence[Decision]
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The name of each question and the fields of its answer."""
+    for (name, asked), question, decision in zip(request.questions.items(), questions, decided, strict=True):
+        yield name, _system_one_answer(asked, question, decision)
+
+
+def diagnostics_of(request: SystemOneRequest, decided: Sequence[Decision]) -> dict[str, dict[str, float | None]]:
+    """`label_mass` of each question, where it was read."""
+    if not request.label_mass:
+        return {}
+    return {name: {"label_mass": each.label_mass} for name, each in zip(request.questions, decided, strict=True)}
 
 
 def _system_one_question(asked: SystemOneQuestion, path: str) -> Question:
