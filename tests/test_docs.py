@@ -118,7 +118,7 @@ def test_commands_are_ours(page: str, command: str) -> None:
         case (("git" | "source" | "systemctl" | "read" | "hf"), _):
             pass
         case "embert", subcommand:
-            assert subcommand in ("serve", "embed", "rerank", "classify", "entities", "info")
+            assert subcommand in ("serve", "embed", "rerank", "classify", "entities", "decide", "info")
         case script, _:
             assert (ROOT / script).is_file(), f"{page}: {command}"
 

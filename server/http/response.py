@@ -9,6 +9,7 @@ TypeSafe routes send {"detail": [{"loc": ["body", field, …], "msg": message, "
 
 from __future__ import annotations
 
+import copy
 import re
 import uuid
 from typing import NamedTuple
@@ -43,10 +44,12 @@ def error_body(error: ServerError, error_format: ErrorFormat) -> bytes:
         # Its clients recognize a missing model by these words, and then offer to fetch it.
         return orjson.dumps({"error": f"model not found: {message}" if isinstance(error, ModelUnknown) else message})
     if error_format is ErrorFormat.TYPESAFE:
-        location = ["body", *re.findall(r"[^.\[\]]+", f"{error.param}{error.path}")] if error.param else []
-        return orjson.dumps(
-            {"detail": [{"loc": location, "msg": message, "type": "value_error"}] if location else message}
-        )
+        if not error.param:
+            return orjson.dumps({"detail": message})
+        location = ["body", *re.findall(r"[^.\[\]]+", f"{error.param}{error.path}")]
+        rest = copy.copy(error)  # the location has the field
+        rest.param, rest.value_path = None, ""
+        return orjson.dumps({"detail": [{"loc": location, "msg": rest.message, "type": "value_error"}]})
     return orjson.dumps({"error": message, "error_type": error.tei_type})
 
 

@@ -1,4 +1,4 @@
-"""litellm: a rerank endpoint in five dialects, embeddings in three."""
+"""litellm: a rerank endpoint in five dialects, embeddings in three, decisions in two."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 import litellm
 import pytest
 
+from embert.engine import Engine, Question
 from tests.clients.conftest import Fleet, Page
 from tests.clients.oracles import DOCUMENTS, QUERY, assert_embedded, assert_ranked
 
@@ -87,3 +88,31 @@ def test_errors(fleet: Fleet) -> None:
         litellm.embedding(
             model="openai/no-such-model", api_base=fleet.url("minilm") + "/v1", api_key="none", input=TEXTS
         )
+
+
+def test_decisions(page: Page, fleet: Fleet) -> None:
+    state, choices = "The package arrived with a broken screen.", {"returns": "", "billing": "money"}
+    with Engine.load(str(fleet.folder("nli")), device="cpu") as engine:
+        damaged, topic = engine.decide(
+            state,
+            [
+                Question.predicate("The customer reports a damaged item."),
+                Question.choice("This is about", choices),
+            ],
+        )
+    told = page("litellm")["decided"].answers
+    assert told["damaged"].noul == damaged.probabilities[0]
+    assert [*told["topic"].probabilities.values()] == [*topic.probabilities]
+    options = [{"value": "returns"}, {"value": "billing", "description": "money"}]
+    question = {"type": "choice", "name": "topic", "instructions": "This is about", "choices": options}
+    for provider, path in (("openai", "/v1"), ("hosted_vllm", "")):
+        response = litellm.decisions(
+            model=f"{provider}/nli",
+            api_base=fleet.url("nli") + path,
+            api_key="none",
+            input=state,
+            questions=[question],
+        )
+        (answer,) = response.answers
+        assert [each.probability for each in answer.probabilities] == [*topic.probabilities]
+        assert answer.confidence == topic.confidence
