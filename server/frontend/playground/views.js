@@ -255,6 +255,26 @@ async function labelFreely() {
   return { calls: [response] };
 }
 
+// --- a question about a text ---
+
+VIEWS.decide = { title: "Decide", task: "decide", run: decide };
+
+async function decide() {
+  const [text, instructions, options] = [element("decide-text").value.trim(), element("decide-instructions").value.trim(), lines("decide-options")];
+  if (!text || !instructions) throw new Refused(400, "Write a text and a question.");
+  const choices = options.map((value) => ({ value }));
+  const question = choices.length ? { type: "choice", instructions, choices } : { type: "predicate", instructions };
+  const response = await call("v1/decisions", { ...naming(), input: text, questions: [question] });
+  const [{ probability: yes, probabilities, confidence }] = response.data.answers;
+  const found = probabilities ?? [{ value: "yes", probability: yes }, { value: "no", probability: 1 - yes }];
+  drawBars(element("decide-list"), found.slice(0, MOST).map(({ value: label, probability: value }) => ({ label, value, share: value })));
+  const said = [cutText(response.cut, 1, info.max_input_length)];
+  if (confidence !== undefined) said.push(`Confidence ${score(confidence)}.`);
+  if (found.length > MOST) said.push(`The first ${MOST} of ${number(found.length)} are shown.`);
+  element("decide-note").textContent = said.filter(Boolean).join(" ");
+  return { calls: [response] };
+}
+
 // --- the entities of a text, marked in it ---
 
 const HUES = 5; // colors of labels, one after the other

@@ -128,6 +128,17 @@ def test_labels_of_the_readers_own(chrome: Chrome, nli: Live) -> None:
     assert "`hypothesis_template`" in text(chrome, "#view-zero .message")
 
 
+def test_a_question_about_a_text(chrome: Chrome, nli: Live) -> None:
+    ask(chrome, nli, "decide", text="what a cat", instructions="it is about", options="animals\ntaxes")
+    question = {"type": "choice", "instructions": "it is about", "choices": [{"value": "animals"}, {"value": "taxes"}]}
+    (answer,) = nli.post("/v1/decisions", {"input": "what a cat", "questions": [question]}).json()["answers"]
+    assert contents(chrome, "#decide-list p") == ["animals", "taxes"]
+    expected = [each["probability"] for each in answer["probabilities"]]
+    assert values(chrome, "decide") == pytest.approx(expected, abs=1e-6)
+    send(chrome, "decide", options="")
+    assert contents(chrome, "#decide-list p") == ["yes", "no"]
+
+
 def test_entities_are_marked_in_the_text(chrome: Chrome, tagger: Live) -> None:
     sentence = "🙂 Angela's naïve cat 👩‍🚀 lives in Berlin, as did 東京 and שלום."
     ask(chrome, tagger, "entities", text=sentence)
