@@ -33,7 +33,14 @@ Status attention(DType dtype, const void* qkv, int rows, const WindowedWork& wor
   if (work.window > 0 && relative.scores != nullptr)
     return Status::refused("attention: a window and scores by relative position");
   EMBERT_TRY(check_attention_work(work.tile_count, work.short_count));
-  if (!is_plain(shape)) {
+  const int heads = shape.heads, head_size = shape.head_size;
+  const bool on_sm90 = maps != nullptr && work.tile_count > 0 && attention_sm90_supports(dtype, head_size, work.window);
+  // The kernels for decoders compute the same bits as the others, where both support a model.
+  const bool is_long = on_sm90 && work.longest >= kLongTokens && work.window == 0 && relative.scores == nullptr &&
+                       attention_sm90_decoder_supports(dtype, shape);
+  // A window masks nothing in short texts, unless it is narrower.
+  const bool masks = work.window > 0 && (work.tile_count > 0 || work.window < kAttentionShort - 1);
+  if (!is_plain(shape) || is_long || (masks && !on_sm90)) {
     if (relative.scores != nullptr)
       return Status::refused("attention: scores by relative position with causal attention, shared keys or a scale");
     if (dtype == DType::kFloat32) return attention_fp32_decoder(qkv, work, shape, context, stream);
@@ -44,16 +51,8 @@ Status attention(DType dtype, const void* qkv, int rows, const WindowedWork& wor
     const AttentionWork shorts{nullptr, 0, work.shorts, work.short_count, work.queries};
     return attention_sm80_decoder(dtype, qkv, {shorts, work.window}, shape, context, stream);
   }
-  const int heads = shape.heads, head_size = shape.head_size;
-  const bool sees_all = work.window == 0 && relative.scores == nullptr;
-  if (maps != nullptr && work.longest >= kLongTokens && sees_all && attention_sm90_long_supports(dtype, head_size)) {
-    if (work.tile_count > 0) EMBERT_TRY(attention_sm90_long(dtype, qkv, rows, work, heads, context, *maps, stream));
-    const AttentionWork shorts{nullptr, 0, work.shorts, work.short_count};
-    return attention_sm80(dtype, qkv, {shorts}, heads, head_size, relative, context, stream);
-  }
   // A batch with only short texts uses the portable kernel: it computes the same bits, without a work list of tiles.
-  if (maps != nullptr && attention_sm90_supports(dtype, head_size, work.window) && work.tile_count > 0)
-    return attention_sm90(dtype, qkv, rows, work, heads, head_size, relative, context, *maps, stream);
+  if (on_sm90) return attention_sm90(dtype, qkv, rows, work, heads, head_size, relative, context, *maps, stream);
   if (dtype == DType::kFloat32) return attention_fp32(qkv, work, heads, head_size, relative, context, stream);
   return attention_sm80(dtype, qkv, work, heads, head_size, relative, context, stream);
 }

@@ -53,16 +53,16 @@ Status attention_in_blocks(const void* qkv, int rows, const WindowedWork& work, 
                            const Stream& stream);
 
 // The implementations that `attention` selects from. attention_supports is true for their arguments.
-Status attention_fp32(const void* qkv, const WindowedWork& work, int heads, int head_size,
+Status attention_fp32(const void* qkv, const AttentionWork& work, int heads, int head_size,
                       const RelativeScores& relative, void* context, const Stream& stream);
-Status attention_sm80(DType dtype, const void* qkv, const WindowedWork& work, int heads, int head_size,
+Status attention_sm80(DType dtype, const void* qkv, const AttentionWork& work, int heads, int head_size,
                       const RelativeScores& relative, void* context, const Stream& stream);  // 16-bit types
 // Heads of up to 128 columns that share nothing.
 Status attention_sm80_disentangled(DType dtype, const void* qkv, const AttentionWork& work, const AttentionHeads& heads,
                                    const DisentangledScores& positions, void* context,
                                    const Stream& stream);  // 16-bit types
-// Heads that share keys and values, causal attention, head sizes over 128, other scales; without relative scores. In
-// FP32 heads have at most kMaxFloat32Head columns.
+// Heads that share keys and values, causal attention, windows, head sizes over 128, other scales; without relative
+// scores. In FP32 heads have at most kMaxFloat32Head columns.
 Status attention_fp32_decoder(const void* qkv, const WindowedWork& work, const AttentionHeads& heads, void* context,
                               const Stream& stream);
 Status attention_sm80_decoder(DType dtype, const void* qkv, const WindowedWork& work, const AttentionHeads& heads,
@@ -82,9 +82,5 @@ Status attention_sm90_in_blocks(const void* qkv, int rows, const AttentionWork& 
 bool attention_sm90_decoder_supports(DType dtype, const AttentionHeads& heads);
 Status attention_sm90_decoder(DType dtype, const void* qkv, int rows, const WindowedWork& work,
                               const AttentionHeads& heads, void* context, TensorMaps& maps, const Stream& stream);
-// The same bits where no text has a window or relative scores. Only tiles; texts of up to 32 tokens are skipped.
-bool attention_sm90_long_supports(DType dtype, int head_size);
-Status attention_sm90_long(DType dtype, const void* qkv, int rows, const WindowedWork& work, int heads, void* context,
-                           TensorMaps& maps, const Stream& stream);
 
 }  // namespace embert

@@ -105,12 +105,6 @@ __global__ void __launch_bounds__(kWarps * 32)
                           const RelativeScores relative) {
   attend_queries<128, kRelative, false>(qkv, tiles, heads, dim, scale, context, relative, OwnKeys{heads, dim}, {});
 }
-// With a window: only the keys that queries attend to, and those that share a step with them.
-__global__ void __launch_bounds__(kWarps * 32)
-    attention_fp32_window_kernel(const float* qkv, const AttentionTile* tiles, int heads, int dim, float scale,
-                                 float* context, int window) {
-  attend_queries<128, false, true>(qkv, tiles, heads, dim, scale, context, {}, OwnKeys{heads, dim}, {window, window});
-}
 __global__ void __launch_bounds__(kWarps * 32)
     attention_fp32_decoder_kernel(const float* qkv, const AttentionTile* tiles, SharedKeys columns, float scale,
                                   float* context, KeyWindow window) {
@@ -119,14 +113,10 @@ __global__ void __launch_bounds__(kWarps * 32)
 
 }  // namespace
 
-Status attention_fp32(const void* qkv, const WindowedWork& work, int heads, int head_size,
+Status attention_fp32(const void* qkv, const AttentionWork& work, int heads, int head_size,
                       const RelativeScores& relative, void* context, const Stream& stream) {
   const float scale = float(1.0 / std::sqrt(double(head_size)));
   const auto run = [&](const AttentionTile* tiles, int count) {
-    if (work.window > 0)
-      return launch("attention_fp32_window", attention_fp32_window_kernel, dim3(heads, count), kWarps * 32, 0, stream,
-                    static_cast<const float*>(qkv), tiles, heads, head_size, scale, static_cast<float*>(context),
-                    work.window);
     const auto kernel = relative.scores == nullptr ? attention_fp32_kernel<false> : attention_fp32_kernel<true>;
     return launch("attention_fp32", kernel, dim3(heads, count), kWarps * 32, 0, stream, static_cast<const float*>(qkv),
                   tiles, heads, head_size, scale, static_cast<float*>(context), relative);

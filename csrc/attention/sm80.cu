@@ -1,4 +1,5 @@
-// softmax(Q·Kᵀ/√d)·V within each sequence of a packed batch, for 16-bit storage; sm_80 and later.
+// softmax(Q·Kᵀ/√d)·V within each sequence of a packed batch, for 16-bit storage; sm_80 and later. Windows are
+// sm80_decoder.cu's.
 //
 // There are two kernels. Only a sequence's own length selects between them, so results are batch-invariant:
 //   - up to 32 tokens: short.cuh.
@@ -26,13 +27,6 @@ __global__ void __launch_bounds__(kTileThreads, kDim <= 64 ? 4 : 2)
   attend_tile<T, kDim, kRelative, false>(qkv, tiles, blockIdx.y, scale_log2, context, queries, relative,
                                          OwnKeys{heads, dim}, {});
 }
-template <typename T, int kDim>
-__global__ void __launch_bounds__(kTileThreads, kDim <= 64 ? 4 : 2)
-    attention_sm80_window_kernel(const T* qkv, const AttentionTile* tiles, int heads, int dim, float scale_log2,
-                                 T* context, Queries queries, int window) {
-  attend_tile<T, kDim, false, true>(qkv, tiles, blockIdx.y, scale_log2, context, queries, {}, OwnKeys{heads, dim},
-                                    {window, window});
-}
 
 template <typename T, int kDim, bool kRelative>
 __global__ void __launch_bounds__(kTileThreads)
@@ -41,44 +35,25 @@ __global__ void __launch_bounds__(kTileThreads)
   static_assert(kTileThreads == kShortPairs * 64, "a pair of warps a head");
   attend_shorts<T, kDim, kRelative, false>(qkv, shorts, scale_log2, relative, context, OwnKeys{heads, dim}, {});
 }
-template <typename T, int kDim>
-__global__ void __launch_bounds__(kTileThreads)
-    attention_sm80_short_window_kernel(const T* qkv, const AttentionTile* shorts, int heads, int dim, float scale_log2,
-                                       T* context, int window) {
-  attend_shorts<T, kDim, false, true>(qkv, shorts, scale_log2, {}, context, OwnKeys{heads, dim}, {window, window});
-}
 
 // One block per tile and head, and one per short text and two heads.
 template <typename T, int kDim, bool kRelative>
-Status launch_attention(const void* qkv, const WindowedWork& work, int heads, int dim, const RelativeScores& relative,
+Status launch_attention(const void* qkv, const AttentionWork& work, int heads, int dim, const RelativeScores& relative,
                         void* context, const Stream& stream) {
   const float scale_log2 = float(1.4426950408889634 / std::sqrt(double(dim)));
-  const auto tiles = [&](const char* name, auto kernel, const auto& last) {
-    return launch_work(name, kernel, heads, work.tile_count, tile_shared_bytes<T, kDim>(), stream,
-                       static_cast<const T*>(qkv), work.tiles, heads, dim, scale_log2, static_cast<T*>(context),
-                       work.queries, last);
-  };
-  const auto shorts = [&](const char* name, auto kernel, const auto& last) {
-    return launch_work(name, kernel, (heads + kShortPairs - 1) / kShortPairs, work.short_count,
-                       short_shared_bytes<T, kDim>(), stream, static_cast<const T*>(qkv), work.shorts, heads, dim,
-                       scale_log2, static_cast<T*>(context), last);
-  };
-  if constexpr (!kRelative) {
-    if (work.window > 0) {
-      EMBERT_TRY(tiles("attention_sm80_window", attention_sm80_window_kernel<T, kDim>, work.window));
-      // A wider window masks nothing in a short text.
-      if (work.window < kAttentionShort - 1)
-        return shorts("attention_short_window", attention_sm80_short_window_kernel<T, kDim>, work.window);
-      return shorts("attention_short", attention_sm80_short_kernel<T, kDim, false>, relative);
-    }
-  }
-  EMBERT_TRY(tiles("attention_sm80", attention_sm80_kernel<T, kDim, kRelative>, relative));
-  return shorts("attention_short", attention_sm80_short_kernel<T, kDim, kRelative>, relative);
+  const auto* const x = static_cast<const T*>(qkv);
+  auto* const y = static_cast<T*>(context);
+  EMBERT_TRY(launch_work("attention_sm80", attention_sm80_kernel<T, kDim, kRelative>, heads, work.tile_count,
+                         tile_shared_bytes<T, kDim>(), stream, x, work.tiles, heads, dim, scale_log2, y, work.queries,
+                         relative));
+  return launch_work("attention_short", attention_sm80_short_kernel<T, kDim, kRelative>,
+                     (heads + kShortPairs - 1) / kShortPairs, work.short_count, short_shared_bytes<T, kDim>(), stream,
+                     x, work.shorts, heads, dim, scale_log2, y, relative);
 }
 
 }  // namespace
 
-Status attention_sm80(DType dtype, const void* qkv, const WindowedWork& work, int heads, int head_size,
+Status attention_sm80(DType dtype, const void* qkv, const AttentionWork& work, int heads, int head_size,
                       const RelativeScores& relative, void* context, const Stream& stream) {
   return with_half_dtype(dtype, [&](auto type) {
     using T = decltype(type);

@@ -45,7 +45,7 @@ struct WindowedWork : AttentionWork {
   WindowedWork(const AttentionWork& work, int window = 0, int longest = 0)
       : AttentionWork(work), window(window), longest(longest) {}
 };
-// From this many tokens on tiles have twice as many rows, on Hopper (attention/sm90/long_texts.cu): by count, tiles of
+// From this many tokens on tiles have twice as many rows, on Hopper (attention/sm90/decoder.cu): by count, tiles of
 // kAttentionRows are then bound by K and V, which each reads from the L2 cache. Not measured.
 constexpr int kLongTokens = 1024;
 constexpr int kMaxAttentionTiles = 65535;  // gridDim.y: a tile has one block per head

@@ -21,7 +21,7 @@ SOURCES = (
     "gemm/kernels/sm90_fused.cu",
     "gemm/kernels/sm90_int8.cu",
     "gemm/kernels/sm90_maxima.cu",
-    "attention/sm90/long_texts.cu",
+    "attention/sm90/decoder.cu",
     "attention/sm90/sm90.cu",
 )
 ARCHITECTURE = "sm_90a"

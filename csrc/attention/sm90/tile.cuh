@@ -43,6 +43,20 @@ __device__ __forceinline__ uint32_t place_of(int row, int chunk) {
   return kDim == 64 ? swizzle_128b(row, chunk) : row * 64 + ((chunk ^ (row >> 1 & 3)) << 4);
 }
 
+// Replaces the values of a step's keys from `valid` on by zeros, for a warpgroup; all keys but the last 32 are valid.
+// Those rows belong to the next text. Their weights are 0, but 0 · infinity is NaN. A barrier must follow.
+template <int kDim, int kKeys>
+__device__ __forceinline__ void clear_values(uint8_t* values, int valid) {
+  using At = Layout<kDim>;
+  const int thread = threadIdx.x % kTileThreads, row = thread / At::kChunks;
+  uint8_t* const place = values + place_of<kDim>(row, thread % At::kChunks);
+#pragma unroll
+  for (int from = kKeys - kTileRows / 2; from < kKeys; from += kTileThreads / At::kChunks) {
+    if (from + row >= valid) *reinterpret_cast<uint4*>(place + from * At::kRowBytes) = uint4{0, 0, 0, 0};
+  }
+  fence_async_proxy();
+}
+
 // A barrier of the warps of a warpgroup, of two of a block.
 __device__ __forceinline__ void sync_group(int group) {
   named_barrier_sync_either<kGroupBarrier, kTileThreads>(group);
@@ -258,14 +272,7 @@ __device__ __forceinline__ void attend_tile(const CUtensorMap& qkv_map, const T*
                advance_descriptor(rows_operand<kDim>(k_from), k * 32), kRelative || k > 0);
     wgmma_commit();
     if (valid < kKeys) {
-      // Rows past the sequence's end belong to the next sequence. Their weights are 0, but 0 · infinity is NaN.
-      const int row = threadIdx.x / At::kChunks;
-      uint8_t* const place = smem + (v_from - base) + place_of<kDim>(row, threadIdx.x % At::kChunks);
-#pragma unroll
-      for (int from = kKeys - kTileRows / 2; from < kKeys; from += kTileThreads / At::kChunks) {  // before: all valid
-        if (from + row >= valid) *reinterpret_cast<uint4*>(place + from * At::kRowBytes) = uint4{0, 0, 0, 0};
-      }
-      fence_async_proxy();
+      clear_values<kDim, kKeys>(smem + (v_from - base), valid);
       __syncthreads();
     }
     wgmma_wait_all(s);
