@@ -228,9 +228,11 @@ def _metadata(handle: ModelHandle) -> ModelMetadata:
 def _model_type(model: Model) -> dict[str, Any]:
     """TEI's description of the model: an embedding, a classifier, or a reranker, which has one label.
 
-    Of a model that classifies tokens TEI has none.
+    Of a model that classifies tokens, or decides only, TEI has none.
     """
     classifier = model.heads.classifier or model.heads.token_classifier
+    if model.heads.decider is not None:
+        return {"decider": {}}
     if classifier is None:
         return {"embedding": {"pooling": "splade" if model.tasks == Task.SPARSE else model.pooling}}
     labels = {str(index): label for index, label in enumerate(classifier.labels)}

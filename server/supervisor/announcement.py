@@ -82,6 +82,8 @@ def _example(model: Model) -> tuple[str, str]:
     """A path and a body for this model."""
     if Task.EMBED in model.tasks:
         return "/v1/embeddings", '{"input": "Hello, world"}'
+    if model.heads.decider is not None:
+        return "/v1/decisions", '{"input": "Hello", "questions": [{"type": "predicate", "instructions": "A greeting"}]}'
     if model.heads.classifier is not None and len(model.heads.classifier.labels) == 1:
         return "/rerank", '{"query": "Hello", "texts": ["Hello, world", "Goodbye"]}'
     return "/", '{"inputs": "Hello, world"}'
