@@ -89,7 +89,7 @@ struct Op {
   bool writes_stats = false;           // y is not normalized yet
   int gemm = 0;                        // kGemm; kAttend: of the context; kFeedForward: the first of two
   int layer = 0;                       // kRope (with norms of queries and keys where the model has them), kAttend
-  NormRef norm = {};                   // kNormalize; of x, which is added to y or multiplied by it
+  NormRef norm = {};                   // of x, which kAddNormalized adds to y, and kTimesNormalized multiplies by y
   NormRef before = {}, next = {};      // kAddNormalized, kEmbed: of y, as of a GEMM's residual and rows
 };
 
@@ -98,8 +98,8 @@ struct Program {
   std::vector<Op> steps;
   NormRef last;          // still to be applied to the rows of the last op
   int widest = 0;        // columns of the widest rows in one piece of memory, such as Q, K, V and context
-  int context_from = 0;  // the column of that piece at which kContext begins,
-  int inner_from = 0;    // and the one of kInner, after kGates
+  int context_from = 0;  // the column of that piece at which kContext begins, after the widest kQkv
+  int inner_from = 0;    // likewise kInner, after kGates
 };
 
 Program compile(const EncoderConfig& model, const GemmCaps& caps);
