@@ -97,7 +97,7 @@ class _Reference:
         if self._config.embedding_size is not None and not self._config.projects_first:
             x = self._linear(x, EMBEDDING_PROJECTION)
         if self._config.layer_inputs:
-            scaled = self._linear(x * np.float32(self._config.hidden_size**-0.5), LAYER_INPUTS)
+            scaled = self._linear(x, LAYER_INPUTS) * np.float32(self._config.hidden_size**-0.5)
             self._inputs = self._norm(scaled.reshape(len(x), self._config.layers, -1), LAYER_INPUTS_NORM)
         bias = self._bias(len(ids))
         for layer in range(self._config.layers):

@@ -9,8 +9,10 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from embert import engine
-from embert.engine.encoders.self_test import tasks_never_finite
+from embert.engine.encoders.self_test import hidden_state, tasks_never_finite
 from embert.engine.tasks import NO_TASK, Task
+from embert.engine.weights.checkpoint import Checkpoint
+from tests.oracles.described import ARCHITECTURES, described
 from tests.server.models import build_classifier, copy_model, three_heads
 
 ALL = Task.EMBED | Task.TOKENS | Task.SPARSE | Task.MULTI
@@ -49,3 +51,11 @@ def test_models_without_faults(tmp_path: Path) -> None:
         model = engine.load_model(str(folder))
         with engine.Engine.load(model, device="cpu") as loaded:
             assert tasks_never_finite(model, loaded.encoder) == NO_TASK
+
+
+@pytest.mark.parametrize("kind", ARCHITECTURES)
+def test_expected_vectors_are_the_cpu_encoders(tmp_path: Path, kind: str) -> None:
+    """Of models with all biases that their layers may have."""
+    model, ids = described(tmp_path, kind), np.arange(24, dtype=np.int32)
+    rows = engine.load_encoder(model, device="cpu").encode(engine.pack([ids]), Task.TOKENS)
+    np.testing.assert_allclose(hidden_state(ids, model.config, Checkpoint.open(model)), rows, atol=1e-4)
