@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from embert.engine.batch import PackedBatch, TaskOutput, cumulative
 from embert.engine.encoders.base import Encoder
-from embert.engine.prefixes import common_prefix, of_first
+from embert.engine.prefixes import common_prefix, continue_first
 from embert.engine.tasks import Task
 from embert.engine.tokenization.encoded import Encoded
 
@@ -46,9 +46,7 @@ def encode_batches(
     for span in spans(encoded.lengths[order] - shared, budget - shared):
         numbers = order[span]
         batch = packed(gathered(encoded, numbers, starts), dimensions=dimensions, normalize=normalize)
-        if shared:
-            batch = batch.sharing(of_first(len(numbers), shared))
-        ticket = encoder.submit(batch.wanting(tasks))
+        ticket = encoder.submit(continue_first(batch, shared).wanting(tasks))
         # Submit the next batch before waiting for the last one, so that the device is never idle.
         if in_flight is not None:
             yield finish(*in_flight)

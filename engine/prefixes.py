@@ -8,6 +8,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from embert.engine.batch import PackedBatch
 from embert.engine.encoders.base import Encoder
 from embert.engine.tasks import Task
 
@@ -43,8 +44,10 @@ def common_prefix(ids: Ints, lengths: Ints, tasks: Task, encoder: Encoder) -> in
     return done if done >= LEAST_TOKENS and saved >= LEAST_SHARE * len(ids) else 0
 
 
-def of_first(texts: int, tokens: int) -> Ints:
-    """The prefixes [texts, 2] of texts that all begin with the first `tokens` tokens of the first one."""
-    prefixes = np.zeros((texts, 2), np.int32)
+def continue_first(batch: PackedBatch, tokens: int) -> PackedBatch:
+    """The same texts, which all begin with the first `tokens` tokens of the first one: the others continue it."""
+    if not tokens:
+        return batch
+    prefixes = np.zeros((batch.sequences, 2), np.int32)
     prefixes[1:, 1] = tokens
-    return prefixes
+    return batch.sharing(prefixes)

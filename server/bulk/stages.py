@@ -20,6 +20,7 @@ from embert.engine.engine import batch_budget, encode_texts, require_task
 from embert.engine.errors import InputError
 from embert.engine.heads.late_interaction import multi_vector_mask, pooled_texts
 from embert.engine.options import output_width
+from embert.engine.prefixes import common_prefix, continue_first
 from embert.engine.tasks import Task
 from embert.engine.tokenization.encoded import Encoded
 from embert.engine.tokenization.tokenizer import UNBROKEN_CHARACTERS
@@ -161,7 +162,8 @@ class EngineStage:
         types = buffers.view(block, "token types") if "token types" in block.arrays else None
         offsets = np.zeros(len(lengths) + 1, np.int64)
         np.cumsum(lengths, out=offsets[1:])
-        batches = list(spans(lengths, self._budget))
+        shared = 0 if types is not None else common_prefix(ids, lengths, job.task, self._encoder)
+        batches = list(spans(lengths - shared, self._budget - shared))
         values = None
         if job.task == Task.EMBED:
             values = buffers.allocate(block, "values", (len(lengths), self._columns), np.float32)
@@ -177,7 +179,9 @@ class EngineStage:
                 prompt_tokens=block.prompt_tokens,
             )
             batch = packed(texts, dimensions=job.dimensions or 0, normalize=job.normalize)
-            self._in_flight.append((in_flight, span, batch, self._encoder.submit(batch.wanting(job.task))))
+            self._in_flight.append(
+                (in_flight, span, batch, self._encoder.submit(continue_first(batch, shared).wanting(job.task)))
+            )
             if len(self._in_flight) == _MAX_IN_FLIGHT and (finished := self.finish_batch()):
                 yield finished
 

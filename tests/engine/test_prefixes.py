@@ -15,7 +15,7 @@ from embert import engine
 from embert.engine.encode_batches import encode_batches
 from embert.engine.encoders.cpu.encoder import CpuEncoder
 from embert.engine.errors import EncoderError
-from embert.engine.prefixes import common_prefix, of_first
+from embert.engine.prefixes import common_prefix, continue_first
 from embert.engine.tasks import NO_TASK, Task
 from embert.engine.tokenization.encoded import Encoded
 from tests.engine.conftest import Floats, random_sequences, small_tokenizer
@@ -66,7 +66,7 @@ def test_other_models_and_poolings_share_nothing(case: str, pooling: str, tmp_pa
     encoder = CpuEncoder(engine.load_model(str(tmp_path / "model"), pooling=pooling))
     assert encoder.shares == NO_TASK
     with pytest.raises(EncoderError, match="sequence 1 cannot continue 2 tokens"):
-        encoder.submit(engine.pack(random_sequences([5, 5], 64)).sharing(of_first(2, 2)))
+        encoder.submit(continue_first(engine.pack(random_sequences([5, 5], 64)), 2))
     encoder.close()
 
 
