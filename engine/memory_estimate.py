@@ -71,6 +71,8 @@ def estimate_memory(
     of_layers = [config.of_layer(layer) for layer in range(config.layers)]
     # Queries, keys, values, and their mixture.
     attention = max((2 * (each.heads + each.kv_heads) * each.head_size for each in of_layers), default=0)
+    if any(kind.convolution is not None for kind in config.attention):  # b, c, x and the result
+        attention = max(attention, 4 * hidden)
     widest = max(attention, inner * (2 if config.gated else 1))
     if not config.layers:  # a mapped table, and the rows of a chunk
         return MemoryEstimate(weights, MIB)

@@ -60,8 +60,8 @@ void bind_enums(nb::module_& m) {
 // Descriptions, whose fields Python sets; a field that is not set has its default of C++.
 void bind_descriptions(nb::module_& m) {
   nb::class_<LayerAttention>(m, "LayerAttention")
-      .def(nb::init<int, int, int, int, int>(), "window"_a, "rotary_dim"_a, "table"_a, "head_columns"_a = 0,
-           "kv_heads"_a = 0);
+      .def(nb::init<int, int, int, int, int, int, int>(), "window"_a, "rotary_dim"_a, "table"_a, "head_columns"_a = 0,
+           "kv_heads"_a = 0, "taps"_a = 0, "after"_a = 0);
   nb::class_<DenseShape>(m, "DenseShape").def(nb::init<int, int, HeadActivation>());
   nb::class_<SpladeKind>(m, "SpladeKind").def(nb::init<Activation, float, int, bool>());
   nb::class_<TaskHeads>(m, "TaskHeads")

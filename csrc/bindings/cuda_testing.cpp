@@ -14,6 +14,7 @@
 #include "bindings/bench.h"
 #include "gemm/gemm.h"
 #include "heads/heads.h"
+#include "ops/convolution.h"
 #include "ops/elementwise.h"
 #include "ops/embedding.h"
 #include "ops/norm.h"
@@ -179,6 +180,12 @@ NB_MODULE(_cuda_testing, m) {
              const RopeColumns rope{head_size, rotary_dim, columns, table, positions};
              bench.check(
                  qk_norm_rope(DType(type), x, rows, pitch, {query, key, heads, epsilon}, rope, values, bench.stream()));
+           })
+      .def("convolve",
+           [](Bench& bench, int type, Address x, Address positions, int taps, int after, Address weight, Address bias,
+              int rows, int hidden, Address y) {
+             bench.check(convolve_rows(DType(type), x, positions, {taps, after, {weight, bias}}, rows, hidden, y,
+                                       bench.stream()));
            })
       .def("activate",
            [](Bench& bench, int type, int activation, int rows, int columns, Address x) {

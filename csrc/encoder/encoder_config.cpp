@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "attention/attention.h"
+#include "ops/convolution.h"
 #include "ops/elementwise.h"
 #include "ops/norm.h"
 #include "ops/quantize.h"
@@ -22,6 +23,11 @@ Status refuse(const Parts&... parts) {
 
 int EncoderConfig::stored_layers() const {
   return shared.empty() ? layers : 1 + *std::max_element(shared.begin(), shared.end());
+}
+
+bool EncoderConfig::reads_positions() const {
+  const auto reads = [](const LayerAttention& each) { return each.rotary_dim > 0 || each.taps > 0; };
+  return std::any_of(attention.begin(), attention.end(), reads);
 }
 
 std::vector<int> EncoderConfig::angle_tables() const {
@@ -87,7 +93,9 @@ Status EncoderConfig::check_layer_inputs() const {
 }
 
 Status EncoderConfig::check_distances() const {
-  const auto windowed = [](const LayerAttention& each) { return each.window > 0 || each.rotary_dim > 0; };
+  const auto differs = [](const LayerAttention& each) {
+    return each.window > 0 || each.rotary_dim > 0 || each.taps > 0;
+  };
   if (dtype == DType::kFloat32 || int8)
     return refuse("disentangled attention in ", (int8 ? "int8" : "float32"), ": choose float16 or bfloat16");
   if (!distance_keys && !distance_queries) return refuse("disentangled attention without a part of the scores");
@@ -98,7 +106,7 @@ Status EncoderConfig::check_distances() const {
     return refuse("disentangled attention in heads of ", hidden / heads,
                   " columns: they must be a multiple of 8 of at most ", kMaxDisentangledHead);
   if (head_columns != 0 || key_heads() != heads || causal || qk_norm || relative || !shared.empty() ||
-      std::any_of(attention.begin(), attention.end(), windowed))
+      std::any_of(attention.begin(), attention.end(), differs))
     return refuse("disentangled attention with another kind of attention or of positions");
   return {};
 }
@@ -160,6 +168,12 @@ Status EncoderConfig::check_layers() const {
       return refuse(layer_attention.rotary_dim, " RoPE columns of heads of ", head_columns);
     if (layer_attention.rotary_dim > 0 && angle_tables()[layer_attention.table] != layer_attention.rotary_dim / 2)
       return refuse("one table of angles for different numbers of RoPE columns");
+    if (layer_attention.taps < 0 || layer_attention.taps > kMaxTaps || layer_attention.after < 0 ||
+        layer_attention.after >= std::max(layer_attention.taps, 1))
+      return refuse("a convolution of ", layer_attention.taps, " taps, of which ", layer_attention.after,
+                    " are of later rows: at most ", kMaxTaps, " are taken");
+    if (layer_attention.taps > 0 && (position_table || int8 || !shared.empty()))
+      return refuse("convolutions with a table of positions, in int8 or with shared layers");
     if (stored(i) < 0 || stored(i) >= layers) return refuse("weights of layer ", stored(i));
     for (int other = 0; other < i; ++other) {
       if (stored(other) == stored(i) && attention_of(other).rotary_dim != layer_attention.rotary_dim)

@@ -12,12 +12,14 @@
 
 namespace embert {
 
-// The window, the position encoding and the heads of one layer's attention.
+// The window, the position encoding and the heads of one layer's attention; or the gated convolution in its place.
 struct LayerAttention {
   int window = 0;      // a token attends to this many tokens on each side of itself; 0: all
   int rotary_dim = 0;  // the first columns of each head of queries and keys, which RoPE rotates; 0: none
   int table = 0;       // the index of its RoPE table
   int head_columns = 0, kv_heads = 0;  // where they differ from the model's; 0: they do not
+  int taps = 0;                        // rows that each row of a convolution reads, itself included; 0: attention
+  int after = 0;                       // of these, rows after it
 };
 
 // BERT's layers, and how a model differs from them (engine/models/encoder_config.py is the same in Python).
@@ -39,8 +41,12 @@ struct EncoderConfig {
     return {heads, own.kv_heads > 0 ? own.kv_heads : key_heads(), own.head_columns > 0 ? own.head_columns : head_size(),
             attention_scale, causal};
   }
+  bool convolves(int layer) const { return attention_of(layer).taps > 0; }
+  // Queries, keys and values of a layer, or b, c and x of its convolution; and the result, before the product after it.
+  int qkv_columns(int layer) const { return convolves(layer) ? 3 * hidden : attention_heads(layer).qkv_columns(); }
+  int context_columns(int layer) const { return convolves(layer) ? hidden : attention_heads(layer).columns(); }
   // Columns of a gathered row: the last layer's context, x, and room for row statistics (forward.cpp).
-  int gathered_columns() const { return attention_heads(layers - 1).columns() + hidden + hidden / 2 + 64; }
+  int gathered_columns() const { return context_columns(layers - 1) + hidden + hidden / 2 + 64; }
   int max_length() const { return positions; }
   int position_rows() const { return positions + (padding ? 1 : 0); }
   int embedding_columns() const { return embedding > 0 ? embedding : hidden; }
@@ -53,6 +59,7 @@ struct EncoderConfig {
   int stored_layers() const;  // number of layers with weights
   // Columns of each RoPE table: half of its rotary dimension.
   std::vector<int> angle_tables() const;
+  bool reads_positions() const;  // in a layer
   // On each side, the distances for which `relative` scores are stored: whole tiles of attention.
   int reach() const { return relative ? (positions + kAttentionRows - 1) / kAttentionRows * kAttentionRows : 0; }
   // Returns an error if the CUDA encoder does not support such a model.

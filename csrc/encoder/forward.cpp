@@ -5,6 +5,7 @@
 
 #include "attention/attention.h"
 #include "common/nvtx.h"
+#include "ops/convolution.h"
 #include "ops/elementwise.h"
 #include "ops/embedding.h"
 #include "ops/norm.h"
@@ -33,7 +34,9 @@ class Replay {
   float2* stats_of(const Op& op) const { return op.writes_stats ? buffers_.stats(op.y) : nullptr; }
   Status run_op(const Op& op);
   Status embed_batch(const Op& op);
+  bool gathers(const Op& op) const { return gathered_ && op.layer == config_.layers - 1; }
   Status attend(const Op& op);
+  Status convolve(const Op& op);
   Status gather_rows(const Op& op);
 
   const DeviceModel& model_;
@@ -83,6 +86,8 @@ Status Replay::run_op(const Op& op) {
     }
     case OpKind::kAttend:
       return attend(op);
+    case OpKind::kConvolve:
+      return convolve(op);
     case OpKind::kGate:
       EMBERT_TRY(gate_rows(dtype, config_.activation, x.data, count_, config_.inner, to, stream_));
       break;
@@ -122,7 +127,7 @@ Status Replay::embed_batch(const Op& op) {
   tables.prescaled_rows = model_.weights.prescales_rows();
   // One launch for few rows, where the device has clusters; it writes row statistics, and no positions.
   const bool small = plan_.on_host && op.writes_stats && plan_.rows <= kSmallRows && stream_.dependent_launch;
-  if (small && config_.angle_tables().empty())
+  if (small && !config_.reads_positions())
     return embed_small(config_.dtype, tables, input, layout.bytes, offsets, capacity, columns, to, sums, stream_);
   EMBERT_TRY(compute_offsets(input, offsets, capacity, stream_));
   if (plan_.positions != nullptr) {
@@ -147,18 +152,17 @@ Status Replay::embed_batch(const Op& op) {
 }
 
 Status Replay::attend(const Op& op) {
-  const bool gathers = gathered_ && op.layer == config_.layers - 1;
   const AttentionHeads heads = config_.attention_heads(op.layer);
   uint8_t *const qkv = buffers_.rows(op.x), *const context = buffers_.rows(op.y);
   const OffsetsOutput& offsets = buffers_.offsets();
   // Only models with RoPE use tiles for long texts: for others they are not measured.
   WindowedWork work({offsets.tiles, plan_.tiles, offsets.shorts, plan_.shorts}, config_.attention_of(op.layer).window,
                     config_.angle_tables().empty() ? 0 : plan_.longest);
-  if (gathers) work.queries = *gathered_ == Pooling::kCls ? Queries::kFirst : Queries::kLast;
+  if (gathers(op)) work.queries = *gathered_ == Pooling::kCls ? Queries::kFirst : Queries::kLast;
   const RelativeScores relative = model_.weights.relative();
   TensorMaps* const maps = model_.maps.get();
   const Stream& stream = stream_.alternate_direction();
-  if (!gathers && model_.gemms[op.gemm].linear->supports_blocks(count_) &&
+  if (!gathers(op) && model_.gemms[op.gemm].linear->supports_blocks(count_) &&
       attention_writes_blocks(config_.dtype, work, heads.head_size, maps)) {
     const QuantizedBlocks blocks = QuantizedBlocks::in(context, count_, config_.hidden);
     rows_of(op.y) = {context, nullptr, 1, blocks.maxima};
@@ -169,7 +173,17 @@ Status Replay::attend(const Op& op) {
                  ? attention_sm80_disentangled(config_.dtype, qkv, work, heads, model_.weights.distances(op.layer),
                                                context, stream)
                  : attention(config_.dtype, qkv, count_, work, heads, relative, context, maps, stream));
-  return gathers ? gather_rows(op) : Status();
+  return gathers(op) ? gather_rows(op) : Status();
+}
+
+Status Replay::convolve(const Op& op) {
+  const LayerAttention attention = config_.attention_of(op.layer);
+  const Convolution convolution{attention.taps, attention.after, model_.weights.taps(op.layer)};
+  uint8_t* const context = buffers_.rows(op.y);
+  rows_of(op.y) = {context};
+  EMBERT_TRY(convolve_rows(config_.dtype, buffers_.rows(op.x), buffers_.offsets().positions, convolution, count_,
+                           config_.hidden, context, stream_));
+  return gathers(op) ? gather_rows(op) : Status();
 }
 
 // The rows that heads read are copied to QKV's memory, and only they are processed further. They have been read when
@@ -179,7 +193,7 @@ Status Replay::gather_rows(const Op& op) {
   uint8_t* const context_to = buffers_.rows(op.x);
   // At most half of the rows are gathered.
   const size_t column = size_t(buffers_.row_capacity() / 2) * bytes_of(config_.dtype);
-  const int columns = config_.attention_heads(op.layer).columns();
+  const int columns = config_.context_columns(op.layer);
   uint8_t* const x_to = context_to + columns * column;
   auto* const sums = model_.folds ? reinterpret_cast<float2*>(x_to + config_.hidden * column) : nullptr;
   EMBERT_TRY(gather(config_.dtype, buffers_.rows(op.y), columns, x, buffers_.offsets().cu_seqlens, *gathered_,

@@ -11,12 +11,11 @@ namespace embert {
 Status Weights::exact_copy(const std::string& name, int layer, DType stored, float*& to) {
   const AttentionHeads heads = model_.attention_heads(layer);
   const size_t hidden = model_.hidden, key = heads.columns() * hidden, keys = heads.key_columns() * hidden;
+  const size_t inner = model_.qkv_columns(layer) * hidden;
   // The first element of each: the gate's rows alternate with inner's (weights.h).
-  const std::pair<const char*, size_t> places[] = {{"query.weight", 0},
-                                                   {"key.weight", key},
-                                                   {"value.weight", key + keys},
-                                                   {"gate.weight", key + 2 * keys},
-                                                   {"inner.weight", key + 2 * keys + (model_.gated ? hidden : 0)}};
+  const std::pair<const char*, size_t> places[] = {
+      {"query.weight", 0},       {"key.weight", key},    {"value.weight", key + keys},
+      {"convolution.weight", 0}, {"gate.weight", inner}, {"inner.weight", inner + (model_.gated ? hidden : 0)}};
   const auto* const position =
       std::find_if(std::begin(places), std::end(places), [&](const auto& each) { return name == each.first; });
   const bool is_matrix = position != std::end(places);

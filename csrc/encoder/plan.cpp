@@ -89,8 +89,7 @@ std::optional<Pooling> gathered_row(const BatchPlan& plan, const EncoderConfig& 
   if (outputs.requests(Tasks(~kRowTasks)) || (row != Pooling::kCls && row != Pooling::kLast)) return {};
   if (classifies && outputs.requests(bit(Task::kEmbed)) && model.pooling != row) return {};
   // With norms after both parts kX keeps the residual, and gathered rows are elsewhere.
-  const bool fits =
-      model.gathered_columns() <= 2 * model.attention_heads(model.layers - 1).qkv_columns() && !model.sublayer_norms;
+  const bool fits = model.gathered_columns() <= 2 * model.qkv_columns(model.layers - 1) && !model.sublayer_norms;
   return fits && plan.rows >= kGatherRows && 2 * plan.sequences <= plan.rows ? std::optional(row) : std::nullopt;
 }
 

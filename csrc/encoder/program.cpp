@@ -28,9 +28,9 @@ class Compiler {
     program_.widest =
         std::max({(unfused_gates ? 3 : 1) * model_.inner, model_.embedding_columns(), 2 * model_.layer_inputs});
     for (int i = 0; i < model_.layers; ++i)
-      program_.context_from = std::max(program_.context_from, model_.attention_heads(i).qkv_columns());
+      program_.context_from = std::max(program_.context_from, model_.qkv_columns(i));
     for (int i = 0; i < model_.layers; ++i)
-      program_.widest = std::max(program_.widest, program_.context_from + model_.attention_heads(i).columns());
+      program_.widest = std::max(program_.widest, program_.context_from + model_.context_columns(i));
     return program_;
   }
 
@@ -64,12 +64,13 @@ class Compiler {
       }
     }
     const bool rotates = layer_attention.rotary_dim > 0;
-    qkv.rope = rotates && caps_.rope && !model_.qk_norm;  // norms of whole heads come before
+    const bool convolves = layer_attention.taps > 0, norms_heads = model_.qk_norm && !convolves;
+    qkv.rope = rotates && caps_.rope && !norms_heads;  // norms of whole heads come before
     product(qkv, x, Buffer::kQkv);
     Op step{OpKind::kRope, Buffer::kQkv, Buffer::kQkv};
     step.layer = i;
-    if (model_.qk_norm || (rotates && !caps_.rope)) program_.steps.push_back(step);
-    step.action = OpKind::kAttend;
+    if (norms_heads || (rotates && !caps_.rope)) program_.steps.push_back(step);
+    step.action = convolves ? OpKind::kConvolve : OpKind::kAttend;
     step.y = Buffer::kContext;
     step.gemm = int(program_.gemms.size());
     program_.steps.push_back(step);

@@ -53,8 +53,8 @@ enum class Buffer : int {
   kNothing,
   kX,         // [rows, hidden]: a layer's input and output
   kSum,       // [rows, hidden]: between attention and the feed-forward layer
-  kQkv,       // [rows, qkv_columns]: queries, keys, values
-  kContext,   // [rows, attention columns]
+  kQkv,       // [rows, qkv_columns]: queries, keys, values; or the input of a convolution
+  kContext,   // [rows, context_columns]
   kInner,     // [rows, inner]
   kGates,     // [rows, 2·inner]: gate, value, gate, value, …
   kEmbedded,  // [rows, embedding]; with inputs of layers the embeddings, which stay
@@ -69,6 +69,7 @@ enum class OpKind : int {
   kFeedForward,
   kRope,
   kAttend,
+  kConvolve,
   kGate,
   kNormalize,
   kAddNormalized,
@@ -77,8 +78,9 @@ enum class OpKind : int {
 
 // For profilers; in OpKind's order.
 inline const char* name_of(OpKind op) {
-  constexpr const char* kNames[] = {"embedding", "GEMM", "feed-forward",      "RoPE",         "attention",
-                                    "gate",      "norm", "norm and residual", "norm and gate"};
+  constexpr const char* kNames[] = {"embedding",         "GEMM",         "feed-forward", "RoPE",
+                                    "attention",         "convolution",  "gate",         "norm",
+                                    "norm and residual", "norm and gate"};
   return kNames[int(op)];
 }
 
@@ -88,9 +90,9 @@ struct Op {
   Buffer residual = Buffer::kNothing;  // kGemm
   bool writes_stats = false;           // y is not normalized yet
   int gemm = 0;                        // kGemm; kAttend: of the context; kFeedForward: the first of two
-  int layer = 0;                       // kRope (with norms of queries and keys where the model has them), kAttend
-  NormRef norm = {};                   // of x, which kAddNormalized adds to y, and kTimesNormalized multiplies by y
-  NormRef before = {}, next = {};      // kAddNormalized, kEmbed: of y, as of a GEMM's residual and rows
+  int layer = 0;      // kRope (with norms of queries and keys where the model has them), kAttend, kConvolve
+  NormRef norm = {};  // of x, which kAddNormalized adds to y, and kTimesNormalized multiplies by y
+  NormRef before = {}, next = {};  // kAddNormalized, kEmbed: of y, as of a GEMM's residual and rows
 };
 
 struct Program {

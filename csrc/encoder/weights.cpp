@@ -49,7 +49,7 @@ void Weights::lay_out(uint8_t* base, size_t& bytes) {
   for (int i = 0; i < int(layers_.size()); ++i) {
     LayerWeights& layer = layers_[i];
     const AttentionHeads heads = model_.attention_heads(i);
-    const size_t attention = heads.columns(), keys = heads.key_columns(), qkv = heads.qkv_columns();
+    const size_t attention = heads.columns(), keys = heads.key_columns(), qkv = model_.qkv_columns(i);
     widest_qkv_ = std::max(widest_qkv_, int(qkv));
     const auto scales = [&](size_t rows) { return model_.int8 ? arena.take<float>(rows) : nullptr; };
     const auto linear = [&](const std::string& name, size_t rows, size_t columns, uint8_t*& weight, float*& scale,
@@ -62,15 +62,18 @@ void Weights::lay_out(uint8_t* base, size_t& bytes) {
     layer.qkv_weight = memory(qkv, hidden, layer_dtype);
     layer.qkv_scale = scales(qkv);
     layer.qkv_bias = arena.take<float>(qkv);
-    for (const auto& [name, first, rows] :
-         {std::tuple("query", size_t(0), attention), std::tuple("key", attention, keys),
-          std::tuple("value", attention + keys, keys)}) {
+    const bool convolves = model_.convolves(i);
+    std::vector<std::tuple<const char*, size_t, size_t>> parts = {
+        {"query", 0, attention}, {"key", attention, keys}, {"value", attention + keys, keys}};
+    if (convolves) parts = {{"convolution", 0, qkv}};
+    for (const auto& [name, first, rows] : parts) {
       add(i, name + std::string(".weight"), layer.qkv_weight + first * hidden * bytes_of(layer_dtype), {rows, hidden},
           layer_dtype);
       add(i, name + std::string(".bias"), layer.qkv_bias + first, {rows}, DType::kFloat32);
       if (model_.int8) add(i, name + std::string(".scale"), layer.qkv_scale + first, {rows}, DType::kFloat32);
     }
-    linear("attention", hidden, attention, layer.attention_weight, layer.attention_scale, layer.attention_bias);
+    linear("attention", hidden, model_.context_columns(i), layer.attention_weight, layer.attention_scale,
+           layer.attention_bias);
     if (!model_.pre_norm || model_.first_norm || i != model_.stored(0)) {
       layer.attention_norm = norm(i, "attention.", hidden);
     } else {
@@ -91,7 +94,13 @@ void Weights::lay_out(uint8_t* base, size_t& bytes) {
       layer.qkv_norm = norm(i, "query.", hidden);
       layer.inner_norm = norm(i, "inner.", hidden);
     }
-    if (model_.qk_norm) {
+    if (convolves) {
+      const size_t taps = model_.attention_of(i).taps;
+      layer.taps = arena.take<float>(taps * hidden);
+      add(i, "taps.weight", layer.taps, {taps, hidden}, DType::kFloat32);
+      layer.taps_bias = vector(i, "taps.bias", hidden);
+    }
+    if (model_.qk_norm && !convolves) {
       layer.query_norm = vector(i, "query_norm.gamma", heads.head_size);
       layer.key_norm = vector(i, "key_norm.gamma", heads.head_size);
     }
@@ -238,20 +247,20 @@ MatrixWeights Weights::matrix(Matrix kind, int layer_index) const {
   const int hidden = model_.hidden, inputs = model_.layer_inputs;
   if (kind == Matrix::kProjection) return {projection_weight_, projection_bias_, hidden, model_.embedding, nullptr};
   const LayerWeights& w = layer(layer_index);
-  const AttentionHeads heads = model_.attention_heads(layer_index);
   const float* const exact =
       exact_.bytes() == 0 ? nullptr : exact_.as<float>() + model_.stored(layer_index) * exact_count();
   switch (kind) {
     case Matrix::kQkv:
-      return {w.qkv_weight, w.qkv_bias, heads.qkv_columns(), hidden, exact, w.qkv_scale};
+      return {w.qkv_weight, w.qkv_bias, model_.qkv_columns(layer_index), hidden, exact, w.qkv_scale};
     case Matrix::kAttentionOut:
-      return {w.attention_weight, w.attention_bias, hidden, heads.columns(), nullptr, w.attention_scale};
+      return {w.attention_weight, w.attention_bias, hidden, model_.context_columns(layer_index), nullptr,
+              w.attention_scale};
     case Matrix::kInner:
       return {w.inner_weight,
               w.inner_bias,
               inner_rows(),
               hidden,
-              exact == nullptr ? nullptr : exact + size_t(heads.qkv_columns()) * hidden,
+              exact == nullptr ? nullptr : exact + size_t(model_.qkv_columns(layer_index)) * hidden,
               w.inner_scale};
     case Matrix::kInput:
       return {w.input_weight, w.input_bias, inputs, hidden};
@@ -267,7 +276,7 @@ MatrixWeights Weights::matrix(Matrix kind, int layer_index) const {
 Status Weights::split_gammas(const Stream& stream) {
   for (int i = 0; i < int(layers_.size()); ++i) {
     const LayerWeights& w = layers_[i];
-    const int qkv = model_.attention_heads(i).qkv_columns();
+    const int qkv = model_.qkv_columns(i);
     for (const auto& [weight, norm, rows] :
          {std::tuple(w.qkv_weight, w.attention_norm, qkv), std::tuple(w.inner_weight, w.out_norm, inner_rows())}) {
       EMBERT_TRY(split_gamma(model_.dtype, weight, const_cast<float*>(norm.gamma), rows, model_.hidden, stream));

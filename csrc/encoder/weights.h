@@ -18,6 +18,7 @@
 #include "heads/splade.h"
 #include "heads/tasks.h"
 #include "ops/attention_work.h"
+#include "ops/convolution.h"
 #include "ops/elementwise.h"
 #include "ops/embedding.h"
 #include "ops/norm.h"
@@ -69,7 +70,7 @@ struct HeadWeights {
 // Matrices are of the model's type or int8, vectors are in FP32. With RoPE, the rows of query and key are in the order
 // of weights.h. With gates `inner` has twice as many rows: gate, value, gate, value, …
 struct LayerWeights {
-  uint8_t *qkv_weight, *attention_weight;    // [qkv, hidden]: query, key, value; [hidden, attention]
+  uint8_t *qkv_weight, *attention_weight;    // [qkv, hidden]: query, key, value; [hidden, context]
   uint8_t *inner_weight, *out_weight;        // [inner, hidden], [hidden, inner]
   float *qkv_bias, *attention_bias;          // [qkv], [hidden]
   float *inner_bias, *out_bias;              // [inner], [hidden]
@@ -81,6 +82,7 @@ struct LayerWeights {
   float *input_bias, *input_gate_bias, *input_dense_bias;          // [inputs] twice, [hidden]
   float *input_sublayer, *input_divisors;                          // [hidden]: Weights::load
   uint8_t *distance_keys, *distance_queries;                       // [distance rows, attention]; null: none
+  float *taps, *taps_bias;                                         // [taps, hidden], [hidden]: of a convolution
   // With int8 a scale for each row of a matrix, otherwise null; and the LayerNorms of QKV's and FFN in's rows, with
   // each column divided by its factor, by which the matrices are multiplied (engine/quantization/blocks.py).
   float *qkv_scale, *attention_scale, *inner_scale, *out_scale;
@@ -120,6 +122,8 @@ class Weights {
   //   the factor of the layer's rows, and input_divisors [hidden], one over that factor;
   //   distances [2·positions − 1] in FP32: the row for query − key + positions − 1; distance_keys and distance_queries
   //   [distance rows, heads · head size] of a layer (DisentangledScores);
+  //   convolution.weight [3 · hidden, hidden], convolution.bias in the place of query, key and value of a layer, and
+  //   its taps.weight [taps, hidden], from the earliest row's on, taps.bias [hidden];
   //   angles [positions, rotary_dim / 2, 2] in FP32: cos and sin; a table's number is the layer here.
   //   query.scale, key.scale, value.scale, attention.scale, inner.scale, out.scale: of int8 matrices;
   //   query.gamma, query.beta, inner.gamma, inner.beta: with int8 the LayerNorms of what QKV and FFN in multiply.
@@ -157,6 +161,7 @@ class Weights {
   HeadNorms head_norms(int layer_index) const {
     return {layer(layer_index).query_norm, layer(layer_index).key_norm, model_.heads, model_.epsilon};
   }
+  Taps taps(int layer_index) const { return {layer(layer_index).taps, layer(layer_index).taps_bias}; }
   MatrixWeights matrix(Matrix kind, int layer) const;
   Norm norm(const NormRef& name) const;
   // The LayerNorm that a GEMM applies to its rows; none if it applies none.

@@ -43,7 +43,8 @@ void read(Pooling& value) {
 }
 void read(TaskHeads&) {}
 void read(LayerAttention& value) {
-  std::cin >> value.window >> value.rotary_dim >> value.table >> value.head_columns >> value.kv_heads;
+  std::cin >> value.window >> value.rotary_dim >> value.table >> value.head_columns >> value.kv_heads >> value.taps >>
+      value.after;
 }
 
 template <typename T>

@@ -17,6 +17,7 @@
 #include "gemm/gemm.h"
 #include "heads/heads.h"
 #include "heads/splade.h"
+#include "ops/convolution.h"
 #include "ops/elementwise.h"
 #include "ops/embedding.h"
 #include "ops/norm.h"
@@ -444,6 +445,24 @@ Status attention_sm80_disentangled(DType dtype, const void* qkv, const Attention
     const AttentionTile& tile = i < work.tile_count ? work.tiles[i] : work.shorts[i - work.tile_count];
     for (int head = 0; head < shape.heads; ++head)
       for (int q = tile.query; q < std::min(tile.length, tile.query + kAttentionRows); ++q) attend(tile, head, q);
+  }
+  return {};
+}
+Status convolve_rows(DType dtype, const void* x, const int* positions, const Convolution& by, int rows, int hidden,
+                     void* y, const Stream&) {
+  for (int row = 0; row < rows; ++row) {
+    for (int column = 0; column < hidden; ++column) {
+      const auto element = [&](int from, int part) {
+        return get(dtype, x, (size_t(from) * 3 + part) * hidden + column);
+      };
+      double sum = by.weights.bias[column];
+      for (int tap = 0; tap < by.taps; ++tap) {
+        const int from = row + tap - (by.taps - 1 - by.after);
+        if (from < 0 || from >= rows || positions[from] - positions[row] != from - row) continue;
+        sum += by.weights.weight[size_t(tap) * hidden + column] * element(from, 0) * element(from, 2);
+      }
+      put(dtype, y, size_t(row) * hidden + column, sum * element(row, 1));
+    }
   }
   return {};
 }

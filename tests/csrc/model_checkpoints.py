@@ -27,7 +27,7 @@ Doubles = npt.NDArray[np.float64]
 
 # The CUDA encoder does not run these; the last stands below with adapters.
 NAMES = (
-    "nomic_bert, dynamic", "ministral3, scaled queries", "lfm2", "lfm2, biases", "jina_embeddings_v3",
+    "nomic_bert, dynamic", "ministral3, scaled queries", "jina_embeddings_v3",
 )  # fmt: skip
 JINA_BERT, JINA, PEFT = "jina_bert_v2", "jina_embeddings_v3, its own files", "jina_embeddings_v3, PEFT's files"
 CHECKPOINTS = (*(name for name in MODEL_CASES if name not in NAMES and "long" not in name), JINA_BERT, JINA, PEFT)

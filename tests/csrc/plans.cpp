@@ -12,6 +12,7 @@ int main(int count, char** arguments) {
   EncoderConfig model;
   model.hidden = 256;
   model.heads = 4;
+  model.layers = 1;
   model.positions = 512;
   model.pooling = Pooling(std::atoi(arguments[1]));
   model.task_heads.classifier = {{256, 3}};

@@ -9,6 +9,7 @@
 #include "gemm/gemm.h"
 #include "heads/heads.h"
 #include "heads/splade.h"
+#include "ops/convolution.h"
 #include "ops/elementwise.h"
 #include "ops/embedding.h"
 #include "ops/norm.h"
@@ -134,6 +135,11 @@ Status gate_rows(DType, Activation activation, const void* x, int rows, int colu
 Status rope_rows(DType, void* x, int rows, int pitch, const RopeColumns& of, const Stream&) {
   tell("rope x=%ld rows=%d pitch=%d head_size=%d rotary_dim=%d columns=%d table=%ld positions=%ld y=%ld\n", at(x), rows,
        pitch, of.head_size, of.rotary_dim, of.columns, at(of.table), at(of.positions), at(x));
+  return {};
+}
+Status convolve_rows(DType, const void* x, const int*, const Convolution& by, int rows, int hidden, void* y,
+                     const Stream&) {
+  tell("convolution x=%ld rows=%d columns=%d taps=%d after=%d y=%ld\n", at(x), rows, hidden, by.taps, by.after, at(y));
   return {};
 }
 Status rmsnorm(DType, const void* x, const float* gamma, int rows, int, float, void* y, const Stream&) {

@@ -123,6 +123,7 @@ def test_forwards_are_the_cpu_encoders(
         ("ALBERT's", "cls"),
         ("Qwen3's", "last-token"),
         ("LLaMA's", "last-token"),
+        ("LFM2's", "last-token"),
         ("Gemma's", "last-token"),
     ],
 )

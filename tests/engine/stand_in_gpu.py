@@ -47,6 +47,8 @@ class LayerAttention(NamedTuple):
     table: int
     head_columns: int
     kv_heads: int
+    taps: int
+    after: int
 
 
 class DenseShape(NamedTuple):

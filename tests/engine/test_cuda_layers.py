@@ -55,7 +55,7 @@ def test_stretching_that_no_text_is_long_enough_for_is_none(made: tuple[Model, S
     attention = (Attention(Rotary(1e4, 32, DynamicNtk(2.0, 128))),) * LAYERS
     changed = dataclasses.replace(model, config=dataclasses.replace(model.config, attention=attention))
     check_layers(changed)
-    assert layer_attention(changed.config) == [(0, 32, 0, 0, 0)] * LAYERS
+    assert layer_attention(changed.config) == [(0, 32, *[0] * 5)] * LAYERS
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 
 from embert import engine
 from embert.engine.model import Model
-from embert.engine.models.encoder_config import Attention, Rotary, tensor_shapes
+from embert.engine.models.encoder_config import Attention, Convolution, Rotary, tensor_shapes
 from embert.engine.models.tensor_names import TOKEN_TYPE_EMBEDDINGS, TensorNames, WeightMapping
 from tests.oracles.model_cases import build, byte_level
 
@@ -44,6 +44,11 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
         "attention": (WIDE_HEADS, WIDE_HEADS, dataclasses.replace(WIDE_HEADS, window=8)),
     },
     "LLaMA's": {**CAUSAL, "heads": 4, "key_value_heads": 1, "attention": (Attention(Rotary(1e4, 16)),) * LAYERS},
+    "LFM2's": {
+        **CAUSAL, "heads": 4, "key_value_heads": 2, "qk_norm": True,
+        "attention": (Attention(Rotary(1e6, 16)), Attention(convolution=Convolution(4)),
+                      Attention(convolution=Convolution(3, 1))),
+    },
     "in both directions": {**CAUSAL, "causal": False, "key_value_heads": 1, "attention": (GLOBAL,) * LAYERS},
     "Gemma's": {
         **CAUSAL, "causal": False, "heads": 3, "key_value_heads": 1, "head_columns": 64, "qk_norm": True,

@@ -90,7 +90,6 @@ def check_layers(model: Model) -> None:
             config.projects_first and (config.position_table or TOKEN_TYPE_EMBEDDINGS not in config.tensors.absent),
             "projects embeddings of positions or token types before their norm",
         ),
-        (any(kind.convolution is not None for kind in config.attention), "has convolutions in the place of attention"),
         (config.experts is not None, "has experts, of which a router chooses some for each token"),
         (
             max(_head_sizes(config)) > MOST_HEAD_COLUMNS,
@@ -185,8 +184,8 @@ def encoder_fields(config: EncoderConfig) -> dict[str, Any]:
     }
 
 
-def layer_attention(config: EncoderConfig) -> list[tuple[int, int, int, int, int]]:
-    """Return each layer's window, rotary columns, index of its table of angles, and own heads; 0 where it has none.
+def layer_attention(config: EncoderConfig) -> list[tuple[int, ...]]:
+    """Return the extension's LayerAttention of each layer: window, rotary columns, table, own heads, and taps.
 
     The list is empty where all layers have plain attention.
     """
@@ -195,7 +194,9 @@ def layer_attention(config: EncoderConfig) -> list[tuple[int, int, int, int, int
     for kind in config.attention:
         window = kind.window if kind.window is not None and kind.window < config.max_positions - 1 else 0
         rotary_columns, table = (kind.rotary.columns, tables.index(kind.rotary)) if kind.rotary else (0, 0)
-        attention.append((window, rotary_columns, table, kind.head_columns or 0, kind.key_value_heads or 0))
+        taps, after = (kind.convolution.taps, kind.convolution.after) if kind.convolution else (0, 0)
+        heads = kind.head_columns or 0, kind.key_value_heads or 0
+        attention.append((window, rotary_columns, table, *heads, taps, after))
     return attention
 
 

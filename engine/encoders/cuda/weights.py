@@ -25,6 +25,9 @@ from embert.engine.model import Model
 from embert.engine.models.encoder_config import Disentangled, EncoderConfig, tensor_shapes
 from embert.engine.models.tensor_names import (
     ATTENTION_SUBLAYER_NORM,
+    CONVOLUTION_IN,
+    CONVOLUTION_OUT,
+    CONVOLUTION_TAPS,
     EMBEDDING_PROJECTION,
     FINAL_NORM,
     INPUT_DENSE,
@@ -142,6 +145,7 @@ LAYER_LINEAR = {
     "input_gate": INPUT_GATE,
     "input_dense": INPUT_DENSE,
 }
+CONVOLUTION = {"convolution": CONVOLUTION_IN, "taps": CONVOLUTION_TAPS, "attention": CONVOLUTION_OUT}
 PADDED = {*(f"{part}.{kind}" for part in ("query", "key", "value") for kind in ("weight", "bias")), "attention.weight"}
 LAYER_NORMS = {"attention": "attention.output.LayerNorm", "out": "output.LayerNorm"}
 RMS_NORMS = {  # of which only gamma is loaded
@@ -203,7 +207,7 @@ def layer_tensors(
     names = [(ours, -1, name) for ours, name in EMBEDDING_WEIGHTS.items()]
     for layer in sorted({config.stored_layer(layer) for layer in range(config.layers)}):
         prefix = f"encoder.layer.{layer}."
-        for ours, name in LAYER_LINEAR.items():
+        for ours, name in (*LAYER_LINEAR.items(), *CONVOLUTION.items()):
             names += [(f"{ours}.{kind}", layer, f"{prefix}{name}.{kind}") for kind in ("weight", "bias")]
         for ours, name in LAYER_NORMS.items():
             names.append((f"{ours}.gamma", layer, f"{prefix}{name}.weight"))
@@ -222,6 +226,8 @@ def layer_tensors(
             values, scales = _round(matrix, tensor.float32() * by, name, config.head_size)
             yield ours, layer, values, "int8"
             yield f"{matrix}.scale", layer, scales, "float32"
+        elif ours == "taps.weight":  # [hidden, 1, taps]
+            yield ours, layer, np.ascontiguousarray(tensor.float32()[:, 0].T), "float32"
         elif padded and ours in PADDED:
             yield ours, layer, _with_padded_heads(matrix, tensor.float32(), config, padded), "float32"
         elif config.rms_norm and kind == "beta":
