@@ -74,6 +74,9 @@ def estimate_memory(
     if any(kind.convolution is not None for kind in config.attention):  # b, c, x and the result
         attention = max(attention, 4 * hidden)
     widest = max(attention, inner * (2 if config.gated else 1))
+    if config.experts is not None and on_gpu:  # rows grouped by expert, or all rows of every expert
+        grouped, dense = config.experts.top_k * (hidden + inner), config.experts.count * hidden + inner
+        widest = max(widest, grouped, dense)
     if not config.layers:  # a mapped table, and the rows of a chunk
         return MemoryEstimate(weights, MIB)
     tokens = max_batch_tokens or _BATCH_TOKENS["cuda" if on_gpu else "cpu"]

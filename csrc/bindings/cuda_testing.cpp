@@ -26,6 +26,7 @@ NB_MODULE(_cuda_testing, m) {
   using namespace embert;
   using Product = Provided<Linear>;
   using TestFeedForward = Provided<FeedForward>;
+  using TestExperts = Provided<Experts>;
   m.doc() = "Single kernels on device memory, for tests and benchmarks.";
   bind_exceptions(m);
   nb::class_<Product>(m, "Product")
@@ -54,6 +55,19 @@ NB_MODULE(_cuda_testing, m) {
           "bench"_a, "x"_a, "rows"_a, "inner"_a, "y"_a, "sums"_a = 0, "parts"_a = 1, "y_stats"_a = 0,
           "backwards"_a = false)
       .def_ro("splits", &TestFeedForward::splits);
+
+  nb::class_<TestExperts>(m, "RoutedProducts")
+      .def("run",
+           [](TestExperts& self, Bench& bench, int type, Address x, Address router, int rows, int hidden, int experts,
+              int top_k, Address routes, Address slots, Address counts, Address tiles, Address inner, Address outputs,
+              Address bias, Address gamma, Address beta, float epsilon, Address y) {
+             const RoutedRows routed{{experts, top_k}, routes, slots, counts, tiles};
+             Stream stream = bench.stream();
+             bench.check(route_rows(DType(type), x, router, rows, hidden, routed, stream));
+             bench.check(self.made->run(x, rows, routed, inner, outputs, stream));
+             bench.check(
+                 combine_rows(DType(type), x, outputs, routed, bias, {gamma, beta}, rows, hidden, epsilon, y, stream));
+           });
 
   nb::class_<Bench> bench(m, "Bench");
   bench.def(nb::init<>())
@@ -124,6 +138,17 @@ NB_MODULE(_cuda_testing, m) {
           "gamma"_a = 0, "beta"_a = 0, "epsilon"_a = 0.0f, "exact"_a = 0, "prescaled_rows"_a = false,
           "next_gamma"_a = 0,
           "The Norm (gamma, beta) is of x; the rest as in `product`, of the first product's weights.")
+      .def("experts",
+           [](Bench& bench, const std::string& provider, const std::string& library, int type, Address inner,
+              Address out, int count, int hidden, int columns, int activation) {
+             auto test = std::make_unique<TestExperts>();
+             test->provider = open_provider(bench, provider, library, DType(type));
+             const ExpertWeights weights{inner, out, count, hidden, columns, Activation(activation)};
+             bench.check(test->provider->groups_experts()
+                             ? test->provider->prepare_experts(weights, bench.stream(), test->made)
+                             : make_dense_experts(*test->provider, DType(type), weights, bench.stream(), test->made));
+             return test;
+           })
       .def("offsets",
            [](Bench& bench, Address header, Address lengths, Address ids, Address types, Address cuts, Address out_ids,
               Address out_types, Address positions, Address out_cuts, Address cu_seqlens, Address tiles, Address shorts,

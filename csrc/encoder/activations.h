@@ -7,6 +7,7 @@
 #include "encoder/encoder_config.h"
 #include "encoder/program.h"
 #include "ops/embedding.h"
+#include "ops/experts.h"
 #include "ops/quantize.h"
 
 namespace embert {
@@ -26,17 +27,19 @@ class Activations {
   float* token_rows() const { return reinterpret_cast<float*>(shared_); }
   const int* zeros() const { return zeros_; }                    // [rows]; null: the model has a table of positions
   const QuantizedRows& quantized() const { return quantized_; }  // [rows, the widest rows that GEMMs read]; with int8
+  const RoutedRows& routed() const { return routed_; }
   const OffsetsOutput& offsets() const { return offsets_; }
   size_t bytes() const { return arena_.bytes(); }
 
  private:
   DeviceBuffer arena_;
   uint8_t *x_ = nullptr, *sum_ = nullptr, *embedded_ = nullptr;
-  uint8_t* shared_ = nullptr;                                         // [rows, program.widest], or the heads' maximum
-  uint8_t *context_ = nullptr, *inner_ = nullptr, *gated_ = nullptr;  // parts of it
+  uint8_t* shared_ = nullptr;  // [rows, program.widest], or the heads' maximum
+  uint8_t *context_ = nullptr, *inner_ = nullptr, *gated_ = nullptr, *experts_ = nullptr;  // parts of it
   int* zeros_ = nullptr;
   float2 *x_stats_ = nullptr, *sum_stats_ = nullptr;
   QuantizedRows quantized_;
+  RoutedRows routed_;
   OffsetsOutput offsets_{};
   int rows_ = 0, sequences_ = 0;
   size_t head_floats_ = 0, multi_bytes_ = 0;  // of a half

@@ -102,7 +102,7 @@ Status DeviceModel::create(const EncoderOptions& options, bool is_hopper, const 
   if (config.int8 && !folds)
     return Status::refused("matrices in int8 need LayerNorms in their products, and ", provider->name(),
                            (can_fold ? " was asked for without" : " has no products in int8"));
-  program = compile(config, {folds, provider->fuses_rope(), provider->fuses_gate()});
+  program = compile(config, {folds, provider->fuses_rope(), provider->fuses_gate(), provider->groups_experts()});
   if (folds && !config.int8) weights.keep_exact();
   return activations.allocate(config, program, options.max_tokens, folds, stream);
 }
@@ -119,6 +119,14 @@ Status DeviceModel::prepare(const Stream& stream) {
     } else {
       gemms[i].linear = std::move(linear);
     }
+  }
+  experts.resize(config.layers);
+  for (const int i : config.expert_layers) {
+    const LayerWeights& w = weights.layer(i);
+    const ExpertWeights own{w.experts_inner, w.experts_out, config.experts,
+                            config.hidden,   config.inner,  config.activation};
+    EMBERT_TRY(provider->groups_experts() ? provider->prepare_experts(own, stream, experts[i])
+                                          : make_dense_experts(*provider, config.dtype, own, stream, experts[i]));
   }
   for (const HeadGemmWeights& layer : weights.heads().multi) {
     LinearWeights product;

@@ -47,9 +47,10 @@ struct DeviceModel {
     std::unique_ptr<Linear> linear;
     std::unique_ptr<FeedForward> fused;  // fused with the GEMM after it
   };
-  std::vector<Gemm> gemms;                     // of the program's GEMMs
-  std::vector<std::unique_ptr<Linear>> multi;  // of the multi-vector head
-  std::unique_ptr<SpladeHead> splade;          // null: the model has none
+  std::vector<Gemm> gemms;                        // of the program's GEMMs
+  std::vector<std::unique_ptr<Experts>> experts;  // of each layer; null: it has none
+  std::vector<std::unique_ptr<Linear>> multi;     // of the multi-vector head
+  std::unique_ptr<SpladeHead> splade;             // null: the model has none
   Activations activations;
   DeviceBuffer
       largest_offset;  // the largest |μ|/σ of a row before a LayerNorm; allocated only while rows are inspected

@@ -5,6 +5,7 @@
 #include "attention/attention.h"
 #include "ops/convolution.h"
 #include "ops/elementwise.h"
+#include "ops/experts.h"
 #include "ops/norm.h"
 #include "ops/quantize.h"
 
@@ -49,6 +50,7 @@ Status EncoderConfig::check() const {
     return refuse("a model without layers, vocabulary or positions");
   EMBERT_TRY(check_layers());
   EMBERT_TRY(check_int8());
+  EMBERT_TRY(check_experts());
   return check_heads();
 }
 
@@ -140,6 +142,17 @@ Status EncoderConfig::check_int8() const {
   if (quantize_supports(hidden, true) && quantize_supports(inner, false)) return {};
   return refuse("hidden size ", hidden, " and intermediate size ", inner, " in int8: they must be multiples of ",
                 kQuantizedStep, " of at most ", kMaxStatColumns, " and ", kMaxQuantized);
+}
+
+Status EncoderConfig::check_experts() const {
+  if (expert_layers.empty()) return {};
+  if (experts < 1 || experts > kMaxExperts || top_k < 1 || top_k > experts)
+    return refuse(top_k, " of ", experts, " experts a token: at most ", kMaxExperts, " are taken");
+  const auto exists = [&](int layer) { return layer >= 0 && layer < layers; };
+  if (!std::all_of(expert_layers.begin(), expert_layers.end(), exists)) return refuse("experts of a missing layer");
+  if (gated || pre_norm || int8 || !shared.empty())
+    return refuse("experts with gates, norms before a layer's parts, shared layers or in int8");
+  return {};
 }
 
 Status EncoderConfig::check_layers() const {

@@ -55,6 +55,9 @@ struct EncoderConfig {
     return size_t(layer) < attention.size() ? attention[layer] : LayerAttention();
   }
   bool has_attention_norm(int layer) const { return !pre_norm || first_norm || layer > 0; }
+  bool has_experts(int layer) const {
+    return std::find(expert_layers.begin(), expert_layers.end(), layer) != expert_layers.end();
+  }
   int stored(int layer) const { return shared.empty() ? layer : shared[layer]; }
   int stored_layers() const;  // number of layers with weights
   // Columns of each RoPE table: half of its rotary dimension.
@@ -73,6 +76,7 @@ struct EncoderConfig {
   Status check_norms() const;
   Status check_layers() const;
   Status check_int8() const;
+  Status check_experts() const;
   Status check_heads() const;
 };
 

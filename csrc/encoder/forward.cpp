@@ -8,6 +8,7 @@
 #include "ops/convolution.h"
 #include "ops/elementwise.h"
 #include "ops/embedding.h"
+#include "ops/experts.h"
 #include "ops/norm.h"
 
 namespace embert {
@@ -37,6 +38,7 @@ class Replay {
   bool gathers(const Op& op) const { return gathered_ && op.layer == config_.layers - 1; }
   Status attend(const Op& op);
   Status convolve(const Op& op);
+  Status run_experts(const Op& op);
   Status gather_rows(const Op& op);
 
   const DeviceModel& model_;
@@ -90,6 +92,9 @@ Status Replay::run_op(const Op& op) {
       return convolve(op);
     case OpKind::kGate:
       EMBERT_TRY(gate_rows(dtype, config_.activation, x.data, count_, config_.inner, to, stream_));
+      break;
+    case OpKind::kExperts:
+      EMBERT_TRY(run_experts(op));
       break;
     case OpKind::kNormalize: {
       const Norm norm = weights.norm(op.norm);
@@ -184,6 +189,17 @@ Status Replay::convolve(const Op& op) {
   EMBERT_TRY(convolve_rows(config_.dtype, buffers_.rows(op.x), buffers_.offsets().positions, convolution, count_,
                            config_.hidden, context, stream_));
   return gathers(op) ? gather_rows(op) : Status();
+}
+
+Status Replay::run_experts(const Op& op) {
+  const LayerWeights& weights = model_.weights.layer(op.layer);
+  const RoutedRows& routed = buffers_.routed();
+  const void* const x = rows_of(op.x).data;
+  uint8_t* const outputs = buffers_.rows(Buffer::kExperts);
+  EMBERT_TRY(route_rows(config_.dtype, x, weights.router, count_, config_.hidden, routed, stream_));
+  EMBERT_TRY(model_.experts[op.layer]->run(x, count_, routed, buffers_.rows(Buffer::kInner), outputs, stream_));
+  return combine_rows(config_.dtype, x, outputs, routed, weights.experts_bias, model_.weights.norm(op.norm), count_,
+                      config_.hidden, config_.epsilon, buffers_.rows(op.y), stream_);
 }
 
 // The rows that heads read are copied to QKV's memory, and only they are processed further. They have been read when

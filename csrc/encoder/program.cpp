@@ -13,9 +13,10 @@ class Compiler {
     embed();
     for (int i = 0; i < model_.layers; ++i) {
       attention(i);
-      feed_forward(i);
+      model_.has_experts(i) ? experts(i) : feed_forward(i);
       if (model_.layer_inputs > 0) layer_input(i);
     }
+    program_.groups_experts = caps_.experts;
     if (!model_.pre_norm) {
       program_.last = pending_norm_;
     } else if (caps_.folds && !model_.rms_norm) {
@@ -82,11 +83,12 @@ class Compiler {
       return;
     }
     out.residual = pending_norm_;
-    out.next = inner_norm(i);
+    const bool routes = model_.has_experts(i);  // experts read normalized rows
+    if (!routes) out.next = inner_norm(i);
     out.before = outer_norm(i);
     if (caps_.folds || !model_.pre_norm) {
-      product(out, Buffer::kContext, Buffer::kSum, Buffer::kX, caps_.folds);
-      if (!caps_.folds) normalize(Buffer::kSum, Buffer::kX, inner_norm(i));
+      product(out, Buffer::kContext, Buffer::kSum, Buffer::kX, caps_.folds && !routes);
+      if (!caps_.folds || routes) normalize(Buffer::kSum, Buffer::kX, inner_norm(i));
     } else {
       product(out, Buffer::kContext, Buffer::kX, Buffer::kX);
     }
@@ -150,6 +152,15 @@ class Compiler {
 
   // The norm that readers of a layer's rows after the feed-forward layer apply.
   NormRef after_feed_forward(int i) const { return model_.layer_inputs > 0 ? NormRef{} : outer_norm(i + 1); }
+
+  // Post-norm: kX holds normalized rows, before and after.
+  void experts(int i) {
+    Op step{OpKind::kExperts, Buffer::kX, Buffer::kX};
+    step.layer = i;
+    step.norm = {NormKind::kOut, i};
+    program_.steps.push_back(step);
+    pending_norm_ = {};
+  }
 
   // The LayerNorm between attention and the feed-forward layer.
   NormRef inner_norm(int i) const { return {model_.pre_norm ? NormKind::kOut : NormKind::kAttention, i}; }

@@ -13,6 +13,7 @@ struct GemmCaps {
   bool folds = false;  // they apply LayerNorms: rows are stored before their LayerNorm, with row statistics
   bool rope = false;   // columns of queries and keys
   bool gates = false;
+  bool experts = false;  // they multiply grouped rows
 };
 
 // The last three are of a layer's own input: made of the embeddings, gated, and added.
@@ -60,8 +61,9 @@ enum class Buffer : int {
   kEmbedded,  // [rows, embedding]; with inputs of layers the embeddings, which stay
   kInput,     // [rows, layer_inputs]
   kGated,     // [rows, layer_inputs]: the input, times a gate
+  kExperts,   // the outputs of experts (gemm/gemm.h)
 };
-constexpr int kBuffers = 10;
+constexpr int kBuffers = 11;
 
 enum class OpKind : int {
   kEmbed,
@@ -73,14 +75,15 @@ enum class OpKind : int {
   kGate,
   kNormalize,
   kAddNormalized,
-  kTimesNormalized
+  kTimesNormalized,
+  kExperts
 };
 
 // For profilers; in OpKind's order.
 inline const char* name_of(OpKind op) {
-  constexpr const char* kNames[] = {"embedding",         "GEMM",         "feed-forward", "RoPE",
-                                    "attention",         "convolution",  "gate",         "norm",
-                                    "norm and residual", "norm and gate"};
+  constexpr const char* kNames[] = {"embedding",         "GEMM",          "feed-forward", "RoPE",
+                                    "attention",         "convolution",   "gate",         "norm",
+                                    "norm and residual", "norm and gate", "experts"};
   return kNames[int(op)];
 }
 
@@ -90,8 +93,10 @@ struct Op {
   Buffer residual = Buffer::kNothing;  // kGemm
   bool writes_stats = false;           // y is not normalized yet
   int gemm = 0;                        // kGemm; kAttend: of the context; kFeedForward: the first of two
-  int layer = 0;      // kRope (with norms of queries and keys where the model has them), kAttend, kConvolve
-  NormRef norm = {};  // of x, which kAddNormalized adds to y, and kTimesNormalized multiplies by y
+  // kRope (with norms of queries and keys where the model has them), kAttend, kConvolve, kExperts
+  int layer = 0;
+  // Of x, which kAddNormalized adds to y, and kTimesNormalized multiplies by y; kExperts: of the sum.
+  NormRef norm = {};
   NormRef before = {}, next = {};  // kAddNormalized, kEmbed: of y, as of a GEMM's residual and rows
 };
 
@@ -102,6 +107,7 @@ struct Program {
   int widest = 0;        // columns of the widest rows in one piece of memory, such as Q, K, V and context
   int context_from = 0;  // the column of that piece at which kContext begins, after the widest kQkv
   int inner_from = 0;    // likewise kInner, after kGates
+  bool groups_experts = false;
 };
 
 Program compile(const EncoderConfig& model, const GemmCaps& caps);

@@ -79,7 +79,18 @@ void Weights::lay_out(uint8_t* base, size_t& bytes) {
     } else {
       layer.attention_norm = {arena.take<float>(hidden), arena.take<float>(hidden)};
     }
-    linear("inner", inner_rows(), hidden, layer.inner_weight, layer.inner_scale, layer.inner_bias);
+    const bool routes = model_.has_experts(i);
+    if (routes) {
+      const size_t experts = model_.experts;
+      layer.router = arena.take<float>(experts * hidden);
+      add(i, "router.weight", layer.router, {experts, hidden}, DType::kFloat32);
+      layer.experts_inner = matrix(i, "experts_inner.weight", experts * inner, hidden, dtype);
+      layer.experts_out = matrix(i, "experts_out.weight", experts * hidden, inner, dtype);
+      layer.experts_bias = vector(i, "experts.bias", hidden);
+    } else {
+      linear("inner", inner_rows(), hidden, layer.inner_weight, layer.inner_scale, layer.inner_bias);
+      linear("out", hidden, inner, layer.out_weight, layer.out_scale, layer.out_bias);
+    }
     if (model_.gated) {  // rows of the gate and of its value alternate
       for (const auto& [name, part] : {std::pair("gate", 0), std::pair("inner", 1)}) {
         const size_t first = gated_row(0, part);
@@ -88,7 +99,6 @@ void Weights::lay_out(uint8_t* base, size_t& bytes) {
         tensors_[{i, name + std::string(".bias")}] = {layer.inner_bias + first, {inner}, DType::kFloat32, 2, true};
       }
     }
-    linear("out", hidden, inner, layer.out_weight, layer.out_scale, layer.out_bias);
     layer.out_norm = norm(i, "out.", hidden);
     if (model_.int8) {
       layer.qkv_norm = norm(i, "query.", hidden);

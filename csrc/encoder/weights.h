@@ -83,6 +83,10 @@ struct LayerWeights {
   float *input_sublayer, *input_divisors;                          // [hidden]: Weights::load
   uint8_t *distance_keys, *distance_queries;                       // [distance rows, attention]; null: none
   float *taps, *taps_bias;                                         // [taps, hidden], [hidden]: of a convolution
+  // In the place of inner and out: [experts, hidden], [experts · inner, hidden], [experts · hidden, inner], [hidden].
+  float* router;
+  uint8_t *experts_inner, *experts_out;
+  float* experts_bias;
   // With int8 a scale for each row of a matrix, otherwise null; and the LayerNorms of QKV's and FFN in's rows, with
   // each column divided by its factor, by which the matrices are multiplied (engine/quantization/blocks.py).
   float *qkv_scale, *attention_scale, *inner_scale, *out_scale;
@@ -122,6 +126,8 @@ class Weights {
   //   the factor of the layer's rows, and input_divisors [hidden], one over that factor;
   //   distances [2·positions − 1] in FP32: the row for query − key + positions − 1; distance_keys and distance_queries
   //   [distance rows, heads · head size] of a layer (DisentangledScores);
+  //   router.weight [experts, hidden], experts_inner.weight [experts · inner, hidden], experts_out.weight [experts ·
+  //   hidden, inner] and experts.bias [hidden] in the place of inner and out of a layer;
   //   convolution.weight [3 · hidden, hidden], convolution.bias in the place of query, key and value of a layer, and
   //   its taps.weight [taps, hidden], from the earliest row's on, taps.bias [hidden];
   //   angles [positions, rotary_dim / 2, 2] in FP32: cos and sin; a table's number is the layer here.
@@ -162,6 +168,7 @@ class Weights {
     return {layer(layer_index).query_norm, layer(layer_index).key_norm, model_.heads, model_.epsilon};
   }
   Taps taps(int layer_index) const { return {layer(layer_index).taps, layer(layer_index).taps_bias}; }
+  const LayerWeights& layer(int i) const { return layers_[model_.stored(i)]; }
   MatrixWeights matrix(Matrix kind, int layer) const;
   Norm norm(const NormRef& name) const;
   // The LayerNorm that a GEMM applies to its rows; none if it applies none.
@@ -195,7 +202,6 @@ class Weights {
   }
   // The FP32 copy of a matrix, if it is kept. Counts the matrices that are rounded.
   Status exact_copy(const std::string& name, int layer, DType stored, float*& to);
-  const LayerWeights& layer(int i) const { return layers_[model_.stored(i)]; }
   int inner_rows() const { return (model_.gated ? 2 : 1) * model_.inner; }
   size_t exact_count() const { return size_t(widest_qkv_ + inner_rows()) * model_.hidden; }  // of a layer
 

@@ -14,6 +14,7 @@
 #include "common/launch.h"
 #include "common/types.h"
 #include "ops/elementwise.h"
+#include "ops/experts.h"
 #include "ops/norm.h"
 #include "ops/quantize.h"
 
@@ -142,6 +143,20 @@ class FeedForward {
                      Stream& stream) = 0;
 };
 
+// The matrices of a layer's experts, one expert's below the other's. Experts have no biases of their own.
+struct ExpertWeights {
+  uint8_t *inner = nullptr, *out = nullptr;  // [count · columns, hidden], [count · hidden, columns]
+  int count = 0, hidden = 0, columns = 0;
+  Activation activation = Activation::kNone;
+};
+
+class Experts {
+ public:
+  virtual ~Experts() = default;
+  // y: the outputs out(activation(inner(x))) of each row's experts, in the slots that RoutedRows then names.
+  virtual Status run(const void* x, int rows, const RoutedRows& routed, void* inner, void* y, Stream& stream) = 0;
+};
+
 class GemmProvider {
  public:
   virtual ~GemmProvider() = default;
@@ -155,6 +170,13 @@ class GemmProvider {
   }
   // Fuses two GEMMs made by `prepare`: the first has the activation, the second a residual.
   virtual Status fuse(std::unique_ptr<Linear> in, std::unique_ptr<Linear> out, std::unique_ptr<FeedForward>& fused);
+  // True if it multiplies rows grouped by expert: prepare_experts. `inner` and y then have max_expert_tiles. Otherwise
+  // make_dense_experts builds them from `prepare`.
+  virtual bool groups_experts() const { return false; }
+  virtual Status prepare_experts(const ExpertWeights& /* weights */, const Stream& /* stream */,
+                                 std::unique_ptr<Experts>& /* experts */) {
+    return {};
+  }
   virtual size_t workspace_bytes() const = 0;
   // True if the kernels before and after may be chained by programmatic dependent launch.
   virtual bool dependent_launch() const = 0;
@@ -191,6 +213,10 @@ inline Status GemmProvider::fuse(std::unique_ptr<Linear> in, std::unique_ptr<Lin
   fused = std::make_unique<UnfusedFeedForward>(std::move(in), std::move(out));
   return {};
 }
+
+// For every provider: each expert multiplies all rows. `inner` has `rows`, and y is [count, rows, hidden].
+Status make_dense_experts(GemmProvider& gemm, DType dtype, const ExpertWeights& weights, const Stream& stream,
+                          std::unique_ptr<Experts>& experts);
 
 // cuBLASLt, loaded on first use. `library`: a file name or path, or empty for the toolkit's own.
 Status make_cublaslt(DType dtype, const std::string& library, std::unique_ptr<GemmProvider>& provider);

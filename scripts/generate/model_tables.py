@@ -40,8 +40,6 @@ class Row:
     @property
     def devices(self) -> str:
         """Devices that it is tested on; tests/csrc/test_models_on_gpu.py has every checkpoint of CHECKPOINTS."""
-        if self.config_read().experts is not None:  # the CUDA encoder refuses them
-            return "CPU"
         needed = {self.config_read().model_type, *self.model_types} - {"new"}  # GTE's older code
         return "CPU, GPU" if needed <= {name.partition(",")[0] for name in CHECKPOINTS} else "CPU"
 

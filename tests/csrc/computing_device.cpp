@@ -19,6 +19,7 @@
 #include "heads/splade.h"
 #include "ops/convolution.h"
 #include "ops/elementwise.h"
+#include "ops/experts.h"
 #include "ops/embedding.h"
 #include "ops/norm.h"
 #include "ops/quantize.h"
@@ -463,6 +464,40 @@ Status convolve_rows(DType dtype, const void* x, const int* positions, const Con
       }
       put(dtype, y, size_t(row) * hidden + column, sum * element(row, 1));
     }
+  }
+  return {};
+}
+Status route_rows(DType dtype, const void* x, const float* weight, int rows, int hidden, const RoutedRows& routed,
+                  const Stream&) {
+  const auto [experts, top_k] = routed.kind;
+  for (int row = 0; row < rows; ++row) {
+    const Row values = row_of(dtype, x, row, hidden);
+    std::vector<std::pair<double, int>> logits;
+    for (int expert = 0; expert < experts; ++expert)
+      logits.emplace_back(
+          std::inner_product(values.begin(), values.end(), weight + size_t(expert) * hidden, 0.0), expert);
+    double total = 0;
+    for (const auto& each : logits) total += std::exp(each.first);
+    std::stable_sort(logits.begin(), logits.end(), [](const auto& a, const auto& b) { return a.first > b.first; });
+    for (int i = 0; i < top_k; ++i) {
+      const auto [logit, expert] = logits[i];
+      routed.routes[size_t(row) * top_k + i] = {expert, float(std::exp(logit) / total)};
+      routed.slots[size_t(row) * top_k + i] = expert * rows + row;
+    }
+  }
+  return {};
+}
+Status combine_rows(DType dtype, const void* x, const void* outputs, const RoutedRows& routed, const float* bias,
+                    const Norm& norm, int rows, int hidden, float epsilon, void* y, const Stream&) {
+  for (int row = 0; row < rows; ++row) {
+    Row sum = row_of(dtype, x, row, hidden);
+    for (int c = 0; c < hidden; ++c) sum[c] += bias[c];
+    for (int i = row * routed.kind.top_k; i < (row + 1) * routed.kind.top_k; ++i) {
+      const Row output = row_of(dtype, outputs, routed.slots[i], hidden);
+      for (int c = 0; c < hidden; ++c) sum[c] += routed.routes[i].share * output[c];
+    }
+    normalize(sum, norm, epsilon, nullptr, false);
+    put_row(dtype, y, row, sum);
   }
   return {};
 }

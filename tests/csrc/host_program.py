@@ -23,6 +23,7 @@ HOST = (
     Path(__file__).with_name("recording_runtime.cpp"),
     *sorted((CSRC / "encoder").glob("*.cpp")),
     CSRC / "common" / "capability.cpp",
+    CSRC / "gemm" / "experts.cpp",
     CSRC / "heads" / "splade.cpp",
 )
 # The same with what stands in for the device's kernels: what only writes down, what computes on the CPU.

@@ -249,6 +249,17 @@ int main(int count, char** arguments) {
       disentangled(Kind::kNomic, [](EncoderConfig&) {});
       disentangled(Kind::kBert, [](EncoderConfig&) {});
       changed(Kind::kElectra, [](EncoderConfig& of) { of.projects_first = true; });
+      changed(Kind::kModern, [](EncoderConfig& of) { of.attention[1].taps = 65; });
+      changed(Kind::kModern, [](EncoderConfig& of) { of.attention[1].taps = of.attention[1].after = 3; });
+      changed(Kind::kBert, [](EncoderConfig& of) { of.attention.assign(kLayers, {0, 0, 0, 0, 0, 3, 0}); });
+      const auto routed = [&](Kind kind, int experts, int top_k, int layer) {
+        changed(kind, [&](EncoderConfig& of) { of.experts = experts, of.top_k = top_k, of.expert_layers = {layer}; });
+      };
+      routed(Kind::kBert, 33, 2, 1);
+      routed(Kind::kBert, 8, 9, 1);
+      routed(Kind::kBert, 8, 2, kLayers);
+      routed(Kind::kNomic, 8, 2, 1);
+      routed(Kind::kBert, 8, 2, 1);
       for (int kind = 0; kind <= int(Kind::kJina); ++kind) changed(Kind(kind), [](EncoderConfig&) {});
     } else if (is("newer weights")) {
       const auto asked = [&](Kind kind, const char* without, const char* name, int layer, const TensorShape& of) {

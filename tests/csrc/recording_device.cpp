@@ -11,6 +11,7 @@
 #include "heads/splade.h"
 #include "ops/convolution.h"
 #include "ops/elementwise.h"
+#include "ops/experts.h"
 #include "ops/embedding.h"
 #include "ops/norm.h"
 
@@ -140,6 +141,15 @@ Status rope_rows(DType, void* x, int rows, int pitch, const RopeColumns& of, con
 Status convolve_rows(DType, const void* x, const int*, const Convolution& by, int rows, int hidden, void* y,
                      const Stream&) {
   tell("convolution x=%ld rows=%d columns=%d taps=%d after=%d y=%ld\n", at(x), rows, hidden, by.taps, by.after, at(y));
+  return {};
+}
+Status route_rows(DType, const void* x, const float*, int rows, int, const RoutedRows& routed, const Stream&) {
+  tell("route x=%ld rows=%d experts=%d top_k=%d\n", at(x), rows, routed.kind.experts, routed.kind.top_k);
+  return {};
+}
+Status combine_rows(DType, const void* x, const void* outputs, const RoutedRows&, const float*, const Norm&, int rows,
+                    int, float, void* y, const Stream&) {
+  tell("combine x=%ld outputs=%ld rows=%d y=%ld\n", at(x), at(outputs), rows, at(y));
   return {};
 }
 Status rmsnorm(DType, const void* x, const float* gamma, int rows, int, float, void* y, const Stream&) {

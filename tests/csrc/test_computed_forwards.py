@@ -120,6 +120,7 @@ def test_forwards_are_the_cpu_encoders(
         ("ModernBERT's", "cls"),
         ("ELECTRA's", "last-token"),
         ("Nomic's", "cls"),
+        ("Nomic's with experts", "cls"),
         ("ALBERT's", "cls"),
         ("Qwen3's", "last-token"),
         ("LLaMA's", "last-token"),

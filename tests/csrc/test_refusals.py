@@ -190,6 +190,14 @@ def test_architectures_that_cannot_be_run_are_refused(program: Path) -> None:
         f"{no} disentangled attention with another kind of attention or of positions",
         "create fine",
         f"{no} embeddings of positions or types that are projected before their norm",
+        f"{no} a convolution of 65 taps, of which 0 are of later rows: at most 64 are taken",
+        f"{no} a convolution of 3 taps, of which 3 are of later rows: at most 64 are taken",
+        f"{no} convolutions with a table of positions, in int8 or with shared layers",
+        f"{no} 2 of 33 experts a token: at most 32 are taken",
+        f"{no} 9 of 8 experts a token: at most 32 are taken",
+        f"{no} experts of a missing layer",
+        f"{no} experts with gates, norms before a layer's parts, shared layers or in int8",
+        "create fine",
         *["create fine"] * 8,
     ]
 

@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 
 from embert import engine
 from embert.engine.model import Model
-from embert.engine.models.encoder_config import Attention, Convolution, Rotary, tensor_shapes
+from embert.engine.models.encoder_config import Attention, Convolution, Experts, Rotary, tensor_shapes
 from embert.engine.models.tensor_names import TOKEN_TYPE_EMBEDDINGS, TensorNames, WeightMapping
 from tests.oracles.model_cases import build, byte_level
 
@@ -34,6 +34,8 @@ ARCHITECTURES: dict[str, dict[str, Any]] = {
     },
     "pre-norm throughout": {**NO_TABLE, "attention": (LOCAL, GLOBAL, LOCAL), "pre_norm": True},
     "Nomic's": {**NO_TABLE, "attention": (Attention(ROTARY),) * LAYERS, "gated": True, "activation": "silu"},
+    # Each row passes both, so that no rounding decides it.
+    "Nomic's with experts": {**NO_TABLE, "attention": (Attention(ROTARY),) * LAYERS, "experts": Experts(2, 2, (0, 2))},
     "half turned": {**NO_TABLE, "attention": (Attention(Rotary(1000.0, 24)),) * LAYERS, "activation": "gelu_tanh"},
     "JinaBERT's": {**NO_TABLE, "alibi": True, "gated": True},
     "ELECTRA's": {"embedding_size": 32},

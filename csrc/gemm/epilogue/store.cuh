@@ -12,7 +12,7 @@ namespace embert::sm90 {
 
 // The common part of this main loop's epilogues (pingpong.cuh). Loads start one tile ahead: the columns' constants
 // (two columns a thread), which pass through shared memory, and the row statistics of x.
-template <bool kPingPong, bool kPrescaledRows>
+template <bool kPingPong, bool kPrescaledRows, typename Scheduler = TileScheduler<PingPongShape>>
 class TileRows : public PlainMainloop {
  protected:
   using Shape = PingPongShape;
@@ -20,7 +20,7 @@ class TileRows : public PlainMainloop {
   static constexpr int kHalves = Shape::kConsumerRows<kPingPong> / 64;
 
  public:
-  __device__ __forceinline__ TileRows(uint8_t* smem, const GemmArguments& args, const TileScheduler<Shape>& tiles,
+  __device__ __forceinline__ TileRows(uint8_t* smem, const GemmArguments& args, const Scheduler& tiles,
                                       const CUtensorMap& y_map, int consumer, int consumer_row)
       : args_(args), tiles_(tiles), y_map_(y_map), consumer_(consumer), consumer_row_(consumer_row) {
     thread_ = threadIdx.x % 128, warp_ = thread_ / 32, lane_ = thread_ % 32;
@@ -35,7 +35,7 @@ class TileRows : public PlainMainloop {
   }
 
   __device__ __forceinline__ void before(int tile) {
-    row_ = tiles_.row_of(tile) + consumer_row_ + warp_ * 16, column_ = tiles_.column_of(tile);
+    row_ = tiles_.row_of(tile) + consumer_row_ + warp_ * 16, column_ = tiles_.y_column_of(tile);
     named_barrier_sync(kConsumerBarrier + consumer_, 128);  // all threads have read the previous columns
     if (thread_ < Shape::kColumns / 2) columns_[thread_] = thread_columns_;
     named_barrier_sync(kConsumerBarrier + consumer_, 128);
@@ -68,7 +68,7 @@ class TileRows : public PlainMainloop {
   }
 
   const GemmArguments& args_;
-  const TileScheduler<Shape>& tiles_;
+  const Scheduler& tiles_;
   const CUtensorMap& y_map_;
   int consumer_, consumer_row_, thread_, warp_, lane_;
   int row_, column_;  // of this warp, in the current tile
@@ -79,9 +79,10 @@ class TileRows : public PlainMainloop {
 };
 
 // The epilogue that stores rows of y.
-template <typename T, Activation kActivation, bool kPingPong, bool kPrescaledRows>
-class StoreEpilogue : public TileRows<kPingPong, kPrescaledRows> {
-  using Base = TileRows<kPingPong, kPrescaledRows>;
+template <typename T, Activation kActivation, bool kPingPong, bool kPrescaledRows,
+          typename Scheduler = TileScheduler<PingPongShape>>
+class StoreEpilogue : public TileRows<kPingPong, kPrescaledRows, Scheduler> {
+  using Base = TileRows<kPingPong, kPrescaledRows, Scheduler>;
   using Shape = PingPongShape;
   using Base::kHalves, Base::lane_, Base::tiles_, Base::columns_, Base::staging_, Base::row_, Base::column_;
 

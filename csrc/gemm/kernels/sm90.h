@@ -109,6 +109,10 @@ class GemmSm90 final : public GemmProvider {
   Status prepare_maxima(const LinearWeights& weights, const Stream& stream,
                         std::unique_ptr<TextMaxima>& maxima_gemm) override;
   Status fuse(std::unique_ptr<Linear> in, std::unique_ptr<Linear> out, std::unique_ptr<FeedForward>& fused) override;
+  // sm90_experts.cu
+  Status prepare_experts(const ExpertWeights& weights, const Stream& stream,
+                         std::unique_ptr<Experts>& experts) override;
+  bool groups_experts() const override { return true; }
   // sm90_int8.cu
   Status prepare_int8(const LinearWeights& weights, const Stream& stream, std::unique_ptr<Linear>& linear);
   bool fuse_int8(std::unique_ptr<Linear>& in, std::unique_ptr<Linear>& out, std::unique_ptr<FeedForward>& fused);

@@ -35,6 +35,7 @@ struct TileScheduler {
   __device__ __forceinline__ int column_of(int tile) const {
     return (tile - row_tile(tile) * columns) * Shape::kColumns;
   }
+  __device__ __forceinline__ int y_column_of(int tile) const { return column_of(tile); }  // W's rows are y's columns
   __device__ __forceinline__ static constexpr int columns_of(int /* any tile */) { return Shape::kColumns; }
   __device__ __forceinline__ int row_tile(int tile) const { return __umulhi(2 * tile, columns_inverse); }
 };

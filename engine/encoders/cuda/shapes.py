@@ -19,6 +19,7 @@ from embert.engine.models.tensor_names import TOKEN_TYPE_EMBEDDINGS
 MOST_TOKEN_LABELS = 8192
 MOST_DISENTANGLED_COLUMNS = 128
 MOST_DISTANCE_ROWS = 32_767
+MOST_EXPERTS = 32
 MOST_FLOAT32_COLUMNS, MOST_FLOAT32_RMS_COLUMNS = 1024, 2048
 MOST_HEAD_COLUMNS, MOST_FLOAT32_HEAD_COLUMNS = 512, 256
 MOST_INT8_COLUMNS, MOST_INT8_INNER = 1024, 8192
@@ -53,6 +54,7 @@ def _unfit_for_dtype(config: EncoderConfig, dtype: str) -> str | None:
         return f"{config.hidden_size} columns, over {most}" if config.hidden_size > most else None
     for unable, what in (
         (config.gated, "gates"),
+        (config.experts is not None, "experts"),
         (config.pre_norm, "norms before a layer's parts"),
         (config.embedding_size is not None, "embeddings narrower than its layers"),
         (bool(config.shared_layers), "layers that share weights"),
@@ -90,7 +92,10 @@ def check_layers(model: Model) -> None:
             config.projects_first and (config.position_table or TOKEN_TYPE_EMBEDDINGS not in config.tensors.absent),
             "projects embeddings of positions or token types before their norm",
         ),
-        (config.experts is not None, "has experts, of which a router chooses some for each token"),
+        (
+            config.experts is not None and config.experts.count > MOST_EXPERTS,
+            f"has {config.experts.count if config.experts else 0} experts, over {MOST_EXPERTS}",
+        ),
         (
             max(_head_sizes(config)) > MOST_HEAD_COLUMNS,
             f"has heads of {max(_head_sizes(config))} columns, over {MOST_HEAD_COLUMNS}",
@@ -178,6 +183,9 @@ def encoder_fields(config: EncoderConfig) -> dict[str, Any]:
         "types": config.type_vocab_size if adds_types(config) else 0,
         "padding": config.padding_id is not None,
         "relative": config.relative_buckets > 0 or config.alibi,
+        "experts": 0 if config.experts is None else config.experts.count,
+        "top_k": 0 if config.experts is None else config.experts.top_k,
+        "expert_layers": () if config.experts is None else config.experts.layers,
         "distance_rows": 0 if relative is None else 2 * relative.span,
         "distance_keys": relative is not None and relative.content_to_position,
         "distance_queries": relative is not None and relative.position_to_content,
@@ -190,7 +198,7 @@ def layer_attention(config: EncoderConfig) -> list[tuple[int, ...]]:
     The list is empty where all layers have plain attention.
     """
     tables = rotary_tables(config)
-    attention = []
+    attention: list[tuple[int, ...]] = []
     for kind in config.attention:
         window = kind.window if kind.window is not None and kind.window < config.max_positions - 1 else 0
         rotary_columns, table = (kind.rotary.columns, tables.index(kind.rotary)) if kind.rotary else (0, 0)

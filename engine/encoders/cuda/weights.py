@@ -29,6 +29,9 @@ from embert.engine.models.tensor_names import (
     CONVOLUTION_OUT,
     CONVOLUTION_TAPS,
     EMBEDDING_PROJECTION,
+    EXPERTS_BIAS,
+    EXPERTS_INNER,
+    EXPERTS_OUTER,
     FINAL_NORM,
     INPUT_DENSE,
     INPUT_GATE,
@@ -45,6 +48,7 @@ from embert.engine.models.tensor_names import (
     RELATIVE_ATTENTION_BIAS,
     RELATIVE_EMBEDDINGS,
     RELATIVE_NORM,
+    ROUTER,
     SUBLAYER_NORM,
     TOKEN_TYPE_EMBEDDINGS,
     WORD_EMBEDDINGS,
@@ -146,6 +150,12 @@ LAYER_LINEAR = {
     "input_dense": INPUT_DENSE,
 }
 CONVOLUTION = {"convolution": CONVOLUTION_IN, "taps": CONVOLUTION_TAPS, "attention": CONVOLUTION_OUT}
+EXPERTS = {
+    "router.weight": ROUTER,
+    "experts_inner.weight": EXPERTS_INNER,
+    "experts_out.weight": EXPERTS_OUTER,
+    "experts.bias": EXPERTS_BIAS,
+}
 PADDED = {*(f"{part}.{kind}" for part in ("query", "key", "value") for kind in ("weight", "bias")), "attention.weight"}
 LAYER_NORMS = {"attention": "attention.output.LayerNorm", "out": "output.LayerNorm"}
 RMS_NORMS = {  # of which only gamma is loaded
@@ -209,6 +219,7 @@ def layer_tensors(
         prefix = f"encoder.layer.{layer}."
         for ours, name in (*LAYER_LINEAR.items(), *CONVOLUTION.items()):
             names += [(f"{ours}.{kind}", layer, f"{prefix}{name}.{kind}") for kind in ("weight", "bias")]
+        names += [(ours, layer, prefix + name) for ours, name in EXPERTS.items()]
         for ours, name in LAYER_NORMS.items():
             names.append((f"{ours}.gamma", layer, f"{prefix}{name}.weight"))
             names.append((f"{ours}.beta", layer, f"{prefix}{name}.bias"))
@@ -228,6 +239,9 @@ def layer_tensors(
             yield f"{matrix}.scale", layer, scales, "float32"
         elif ours == "taps.weight":  # [hidden, 1, taps]
             yield ours, layer, np.ascontiguousarray(tensor.float32()[:, 0].T), "float32"
+        elif name.endswith(EXPERTS_OUTER):  # [experts, inner, hidden]
+            by_expert = tensor.float32().reshape(-1, config.intermediate_size, config.hidden_size).swapaxes(1, 2)
+            yield ours, layer, by_expert.reshape(-1, config.intermediate_size), "float32"
         elif padded and ours in PADDED:
             yield ours, layer, _with_padded_heads(matrix, tensor.float32(), config, padded), "float32"
         elif config.rms_norm and kind == "beta":
