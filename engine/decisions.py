@@ -93,7 +93,7 @@ class Decision:
 def decision_tasks(model: Model, *, label_mass: bool = False) -> Task:
     """The tasks of the pairs. Raises InputError for `label_mass` of a model that is not a language model."""
     if label_mass and not isinstance(model.heads.decider, LabelDecider):
-        raise InputError("is of language models only", param="label_mass", subject=model.model_id)
+        raise InputError("is of language models only, and this model is none", param="label_mass")
     return (Task.DECIDE if model.heads.decider else Task.CLASSIFY) | (Task.LABEL_MASS if label_mass else NO_TASK)
 
 

@@ -57,6 +57,15 @@ async def _decide(
     return read_decisions(handle.model, questions, main, *masses), encoded.tokens
 
 
+def _writable(value: Json) -> Json:
+    """The value, or its text where it has an integer of more than 64 bits."""
+    try:
+        orjson.dumps(value)
+    except TypeError:
+        return _text_of(value)
+    return value
+
+
 def _text_of(value: Json) -> str:
     """A text, or the text of other JSON."""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
@@ -406,6 +415,7 @@ def _system_one_answer(asked: SystemOneQuestion, question: Question, decision: D
         own: dict[str, Any] = {"choice": names[decision.index]}
     else:
         names = [str(number) for number in range(len(question.options))]
-        own = {"score": decision.score, "legend": dict(zip(names, asked.criteria or (), strict=True))}
+        legend = map(_writable, asked.criteria or ())
+        own = {"score": decision.score, "legend": dict(zip(names, legend, strict=True))}
     probabilities = dict(zip(names, decision.probabilities, strict=True))
     return {"type": asked.type, **own, "probabilities": probabilities, "confidence": decision.confidence}

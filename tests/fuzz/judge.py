@@ -20,6 +20,7 @@ STATUSES = frozenset({200, 400, 401, 404, 405, 406, 408, 411, 413, 415, 417, 422
 OPENAI = {"message", "type", "param", "code"}
 TEI = {"error", "error_type"}
 COHERE = {"id", "message"}
+TYPESAFE = {"detail"}
 OLLAMA = {"error"}
 
 
@@ -166,7 +167,8 @@ def _form(response: Response) -> Iterator[str]:
     openai = isinstance(error, dict) and set(error) == OPENAI and set(content) == {"error"}
     cohere = isinstance(content, dict) and set(content) == COHERE
     tei_or_ollama = isinstance(error, str) and set(content) in (TEI, OLLAMA)
-    if not openai and not cohere and not tei_or_ollama:
+    typesafe = isinstance(content, dict) and set(content) == TYPESAFE
+    if not openai and not cohere and not tei_or_ollama and not typesafe:
         yield f"has an error of another shape: {response.body[:200]!r}"
 
 

@@ -23,6 +23,7 @@ ERRORS = {
     ErrorFormat.TEI: "TeiError",
     ErrorFormat.COHERE: "CohereError",
     ErrorFormat.OLLAMA: "OllamaError",
+    ErrorFormat.TYPESAFE: "TypeSafeError",
 }
 
 
