@@ -35,7 +35,7 @@ def page(chrome: Chrome, server: Live) -> Chrome:
 def test_browsers_get_the_page_and_others_a_hint(http: httpx.Client) -> None:
     page = http.get("/", headers=HTML)
     assert page.headers["content-type"] == "text/html; charset=utf-8"
-    assert len(page.content) < 64_000  # of eight views, in one document with all that they need
+    assert len(page.content) < 68_000  # of nine views, in one document with all that they need
     assert http.head("/", headers=HTML).status_code == 200
     hint = http.get("/")
     assert hint.headers["content-type"].startswith("text/plain")
