@@ -90,17 +90,24 @@ class Decision:
         return min(max(1 - entropy / math.log(len(self.probabilities)), 0.0), 1.0)
 
 
-def decision_tasks(model: Model, *, label_mass: bool = False) -> Task:
-    """The tasks of the pairs. Raises InputError for `label_mass` of a model that is not a language model."""
+def decision_tasks(model: Model, device: str, *, label_mass: bool = False) -> Task:
+    """The tasks of the pairs. Raises InputError for `label_mass` of a model that is none of language, or on a GPU."""
     if label_mass and not isinstance(model.heads.decider, LabelDecider):
         raise InputError("is of language models only, and this model is none", param="label_mass")
+    if label_mass and device != "cpu":
+        raise InputError("is read on CPUs only, and this model runs on a GPU", param="label_mass")
     return (Task.DECIDE if model.heads.decider else Task.CLASSIFY) | (Task.LABEL_MASS if label_mass else NO_TASK)
+
+
+def check_count(count: int, param: str = "questions") -> None:
+    """Raise InputError for too many or too few questions."""
+    if not 1 <= count <= MOST_QUESTIONS:
+        raise InputError(f"must have 1 to {MOST_QUESTIONS} questions, found {count}", param=param)
 
 
 def check_questions(model: Model, questions: Sequence[Question], param: str = "questions") -> None:
     """Raise InputError for too many or too few questions or options."""
-    if not 1 <= len(questions) <= MOST_QUESTIONS:
-        raise InputError(f"must have 1 to {MOST_QUESTIONS} questions, found {len(questions)}", param=param)
+    check_count(len(questions), param)
     decider = model.heads.decider
     labels = len(decider.classifier.labels) if isinstance(decider, LabelDecider) else MOST_OPTIONS["choice"]
     for question in questions:

@@ -46,7 +46,8 @@ def error_body(error: ServerError, error_format: ErrorFormat) -> bytes:
     if error_format is ErrorFormat.TYPESAFE:
         if not error.param:
             return orjson.dumps({"detail": message})
-        location = ["body", *re.findall(r"[^.\[\]]+", f"{error.param}{error.path}")]
+        steps = re.findall(r"\[(\d+)\]|([^.\[\]]+)", f"{error.param}{error.path}")
+        location = ["body", *(name or int(index) for index, name in steps)]
         rest = copy.copy(error)  # the location has the field
         rest.param, rest.value_path = None, ""
         return orjson.dumps({"detail": [{"loc": location, "msg": rest.message, "type": "value_error"}]})

@@ -7,14 +7,24 @@ asked.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from typing import Annotated, Any, ClassVar, Literal
 
+import msgspec
 import orjson
-from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictStr
+from pydantic import BaseModel, Field, WithJsonSchema
 
 from embert.engine import Decision, Option, Question
-from embert.engine.decisions import check_questions, decision_tasks, pair_count, read_decisions, second_texts
+from embert.engine.decisions import (
+    MOST_QUESTIONS,
+    check_count,
+    check_questions,
+    decision_tasks,
+    pair_count,
+    read_decisions,
+    second_texts,
+)
 from embert.engine.tasks import NO_TASK
 from embert.engine.tokenization.encoded import TokenizeOptions
 from embert.server.http.errors import Invalid, describe, describe_name
@@ -22,15 +32,27 @@ from embert.server.protocols.fields import FIELDS
 from embert.server.protocols.ranking import join_rows
 from embert.server.protocols.request_context import JSON, RequestContext
 from embert.server.registry.inputs import TextPairs, check_texts
-from embert.server.request.request_body import FAIL_FAST, InputForm, InputForms, RequestBody, RequestObject
+from embert.server.request.request_body import RequestBody, RequestObject, validate_part
 
 Json = str | dict[str, Any] | list[Any]
 _BYTES_AN_OPTION = 64  # of a response, in addition to the option's text
+_STRINGS = 16  # of a body, for each of --max-client-documents
 _LABEL_MASS = (
     "An extension: return each question's `label_mass` too, the share of its options in the probability of all tokens. "
     "Of language models on CPUs."
 )
-_STRINGS = 256  # of a body with many questions, for each of --max-client-documents
+_OPENAI_ROLES = {"type": "message", "role": "user"}
+_PARTS = {"input_text": "text", "input_json": "data"}
+
+# Values that are checked below, not by pydantic, which takes microseconds for each object: a body may have many.
+_JSON = {"anyOf": [{"type": "string"}, {"type": "object"}, {"type": "array"}]}
+_TEXTS = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "object"}}]}
+
+
+def _objects(**fields: Any) -> dict[str, Any]:
+    """The schema of a list of objects with these fields."""
+    item = {"type": "object", "properties": {**fields, "description": {"type": "string"}}, "required": [*fields]}
+    return {"anyOf": [{"type": "array", "items": item}, {"type": "null"}]}
 
 
 async def _decide(
@@ -39,9 +61,8 @@ async def _decide(
     """The decisions, and the number of tokens that were read. `param` is the field of the state."""
     handle = context.handle
     handle.served.check_tasks(NO_TASK, decides=True)
-    tasks, engine = decision_tasks(handle.model, label_mass=label_mass), handle.engine
-    if label_mass and engine is not None and engine.device != "cpu":
-        raise Invalid("is read on CPUs only, and this model runs on a GPU", "label_mass")
+    device = "cpu" if handle.engine is None else handle.engine.device
+    tasks = decision_tasks(handle.model, device, label_mass=label_mass)
     check_texts([state], param)
     check_questions(handle.model, questions)
     handle.limits.check_documents(pair_count(handle.model, questions), "questions")
@@ -62,51 +83,54 @@ def _writable(value: Json) -> Json:
     try:
         orjson.dumps(value)
     except TypeError:
-        return _text_of(value)
+        return _text_of(value, "")
     return value
 
 
-def _text_of(value: Json) -> str:
-    """A text, or the text of other JSON."""
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+def _text_of(value: Any, path: str) -> str:
+    """A text, or the text of an object or a list. Raises Invalid for another value of the field at `path`."""
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, (dict, list)):
+        raise Invalid("must be a string, an object or a list", path, value=describe(value))
+    try:
+        return msgspec.json.format(orjson.dumps(value), indent=0).decode()  # a space after each comma and colon
+    except TypeError:  # an integer of more than 64 bits
+        return json.dumps(value, ensure_ascii=False)
+
+
+def _items(value: Any, path: str, known: AbstractSet[str]) -> list[dict[str, Any]]:
+    """The objects of a list at `path`. Raises Invalid for another value, and for fields that are not `known`."""
+    if not isinstance(value, list):
+        raise Invalid("must be a list", path, value=describe(value))
+    for index, item in enumerate(value):
+        if not isinstance(item, dict):
+            raise Invalid("must be an object", f"{path}[{index}]", value=describe(item))
+        if not item.keys() <= known:
+            other = describe_name(min(item.keys() - known))
+            raise Invalid(f"has the field {other}, which is not known", f"{path}[{index}]")
+    return value
+
+
+def _string(fields: Mapping[str, Any], name: str, path: str, *, optional: bool = False) -> str:
+    """A string among the fields of the object at `path`. Raises Invalid."""
+    value = fields.get(name)
+    if isinstance(value, str):
+        return value
+    if value is None and (optional or name not in fields):
+        if optional:
+            return ""
+        raise Invalid("is required", f"{path}.{name}")
+    raise Invalid("must be a string", f"{path}.{name}", value=describe(value))
+
+
+def _check_options(context: RequestContext, lists: Iterable[Any]) -> None:
+    """Raises PayloadTooLarge for too many options of all questions, before anything is made of them."""
+    options = sum(len(each) for each in lists if isinstance(each, (list, dict)))
+    context.handle.limits.check_documents(options, "questions")
 
 
 # --- OpenAI ---
-
-
-class DecisionPart(RequestBody):
-    """A part of a message: text, or JSON that is read as its text. Parts of other types are refused."""
-
-    model_config = ConfigDict(extra="ignore")
-    type: str = Field(description="input_text or input_json.")
-    text: str | None = None
-    data: dict[str, Any] | list[Any] | None = None
-
-
-Parts = Annotated[list[DecisionPart], FAIL_FAST]
-
-
-class DecisionMessage(RequestBody):
-    """A message of a user. Other items, such as calls of tools, are refused."""
-
-    model_config = ConfigDict(extra="ignore")
-    type: str = Field("message", description="message.")
-    role: str | None = Field(None, description="user.")
-    content: str | Parts | None = None
-
-
-class DecisionChoice(RequestObject):
-    """A choice."""
-
-    value: StrictStr | StrictBool
-    description: str | None = None
-
-
-class DecisionLevel(RequestObject):
-    """A level of a score."""
-
-    label: str
-    description: str | None = None
 
 
 class DecisionQuestion(RequestObject):
@@ -114,9 +138,15 @@ class DecisionQuestion(RequestObject):
 
     type: Literal["predicate", "choice", "score"]
     name: str | None = Field(None, description="Name of the answer.")
-    instructions: str | Parts = Field(description="A statement, or a question, about the input.")
-    choices: Annotated[list[DecisionChoice], FAIL_FAST] | None = Field(None, description="2 to 255, each with a value.")
-    levels: Annotated[list[DecisionLevel], FAIL_FAST] | None = Field(None, description="2 to 10, the lowest one first.")
+    instructions: Annotated[Any, WithJsonSchema(_TEXTS)] = Field(
+        description="A statement, or a question, about the input: a string, or parts as those of messages."
+    )
+    choices: Annotated[Any, WithJsonSchema(_objects(value={"anyOf": [{"type": "string"}, {"type": "boolean"}]}))] = (
+        Field(None, description="2 to 255, each with a value.")
+    )
+    levels: Annotated[Any, WithJsonSchema(_objects(label={"type": "string"}))] = Field(
+        None, description="2 to 10, the lowest one first."
+    )
 
 
 class DecisionsRequest(RequestBody):
@@ -125,12 +155,21 @@ class DecisionsRequest(RequestBody):
     known = FIELDS["decisions"]
     text_limit: ClassVar[str] = "max_client_documents"
     strings_per_text: ClassVar[int] = _STRINGS
-    input_forms: ClassVar[InputForms] = {"questions": InputForm(shortest=0, most=200)}
 
-    input: str | Annotated[list[DecisionMessage], FAIL_FAST] = Field(
+    input: Annotated[Any, WithJsonSchema(_TEXTS)] = Field(
         description="The text that the questions are about, or messages of a user with it."
     )
-    questions: Annotated[list[DecisionQuestion], FAIL_FAST] = Field(description="1 to 200 questions.")
+    questions: Annotated[
+        Any,
+        WithJsonSchema(
+            {
+                "type": "array",
+                "items": DecisionQuestion.model_json_schema(),
+                "minItems": 1,
+                "maxItems": MOST_QUESTIONS,
+            }
+        ),
+    ] = Field(description="1 to 200 questions.")
     model: str | None = Field(None, description="The served model's name or id.")
     label_mass: bool = Field(False, description=_LABEL_MASS)
 
@@ -184,6 +223,9 @@ class Decisions(BaseModel):
 async def decisions(context: RequestContext) -> tuple[bytes, bytes]:
     request = await context.parse(DecisionsRequest)
     handle = context.choose(request.model)
+    if isinstance(request.questions, list):
+        asked = [each for each in request.questions if isinstance(each, dict)]
+        _check_options(context, (each.get(name) for each in asked for name in ("choices", "levels")))
     state, questions = read_decisions_request(request)
     decided, tokens = await _decide(context, state, questions, "input", label_mass=request.label_mass)
     rows = await join_rows(orjson.dumps(each) for each in answers(request, decided))
@@ -202,84 +244,106 @@ async def decisions(context: RequestContext) -> tuple[bytes, bytes]:
 
 
 def read_decisions_request(request: DecisionsRequest) -> tuple[str, list[Question]]:
-    """The text of a request and its questions. Raises Invalid."""
+    """The text of a request and its questions. Raises Invalid or InputError."""
+    if not isinstance(request.questions, list):
+        raise Invalid("must be a list", "questions", value=describe(request.questions))
+    check_count(len(request.questions))
     questions = [_question(asked, f"questions[{index}]") for index, asked in enumerate(request.questions)]
     return _read_input(request.input), questions
 
 
-def _read_input(messages: str | Sequence[DecisionMessage]) -> str:
+def _read_input(messages: Any) -> str:
     """The text of all messages. Raises Invalid for other items than messages of a user."""
     if isinstance(messages, str):
         return messages
+    if not isinstance(messages, list):
+        raise Invalid("must be a string or a list of messages", "input", value=describe(messages))
     texts = []
     for index, message in enumerate(messages):
         path = f"input[{index}]"
-        for name, wanted, value in (("type", "message", message.type), ("role", "user", message.role)):
+        if not isinstance(message, dict):
+            raise Invalid("must be an object", path, value=describe(message))
+        for name, wanted in _OPENAI_ROLES.items():
+            value = message.get(name, "message" if name == "type" else None)
             if value != wanted:
-                shown = describe(value) if value is None else describe_name(value)
+                shown = describe_name(value) if isinstance(value, str) else describe(value)
                 raise Invalid(f"must be {wanted}: models read texts only, and no tools", f"{path}.{name}", value=shown)
-        if message.content is None:
+        if message.get("content") is None:
             raise Invalid("is required", f"{path}.content")
-        texts.append(_read_parts(message.content, f"{path}.content"))
+        texts.append(_read_parts(message["content"], f"{path}.content"))
     return "\n\n".join(texts)
 
 
-def _read_parts(parts: str | Sequence[DecisionPart], path: str) -> str:
+def _read_parts(parts: Any, path: str) -> str:
     """The text of the parts of the field at `path`. Raises Invalid for images and other types."""
     if isinstance(parts, str):
         return parts
+    if not isinstance(parts, list):
+        raise Invalid("must be a string or a list of parts", path, value=describe(parts))
     texts = []
     for index, part in enumerate(parts):
-        read = {"input_text": ("text", part.text), "input_json": ("data", part.data)}.get(part.type)
-        if read is None:
+        kind = part.get("type") if isinstance(part, dict) else None
+        name = _PARTS.get(kind) if isinstance(kind, str) else None
+        if name is None:
             reason = "must be input_text or input_json: models read texts only, and no images"
-            raise Invalid(reason, f"{path}[{index}].type", value=describe_name(part.type))
-        name, value = read
-        if value is None:
-            raise Invalid("is required", f"{path}[{index}].{name}")
-        texts.append(_text_of(value))
+            shown = describe_name(kind) if isinstance(kind, str) else describe(kind)
+            raise Invalid(reason, f"{path}[{index}].type", value=shown)
+        own = f"{path}[{index}]"
+        texts.append(_string(part, name, own) if name == "text" else _text_of(part.get(name), f"{own}.{name}"))
     return "\n\n".join(texts)
 
 
-def _question(asked: DecisionQuestion, path: str) -> Question:
-    """The question at `path`. Raises Invalid for the options of another type."""
+def _question(value: Any, path: str) -> Question:
+    """The question at `path`. Raises Invalid, also for the options of another type."""
+    asked = validate_part(DecisionQuestion, value, path)
     instructions = _read_parts(asked.instructions, f"{path}.instructions")
-    given = {"choices": asked.choices, "levels": asked.levels}
     wanted = {"choice": "choices", "score": "levels"}.get(asked.type)
-    for name, value in given.items():
-        if (value is None) == (name == wanted):
+    for name, given in (("choices", asked.choices), ("levels", asked.levels)):
+        if (given is None) == (name == wanted):
             raise Invalid(
                 f"{'is required' if name == wanted else 'must be absent'} in a question of type {asked.type}",
                 f"{path}.{name}",
             )
     if asked.type == "predicate":
         return Question.predicate(instructions)
-    choices, levels = asked.choices or (), asked.levels or ()
-    if len({(type(each.value), each.value) for each in choices}) < len(choices):
-        raise Invalid("has two equal choices", f"{path}.choices")
-    options = [Option(_choice_text(each.value), each.description or "") for each in choices]
-    options += [Option(each.label, each.description or "") for each in levels]
-    return Question(asked.type, instructions, tuple(options), f"{path}.{wanted}")
+    own = f"{path}.{wanted}"
+    read = _choice if asked.type == "choice" else _level
+    given = _items(asked.choices if asked.type == "choice" else asked.levels, own, _OPTION_FIELDS[asked.type])
+    options = tuple(read(option, f"{own}[{index}]") for index, option in enumerate(given))
+    if asked.type == "choice" and len({(type(each["value"]), each["value"]) for each in given}) < len(given):
+        raise Invalid("has two equal choices", own)
+    return Question(asked.type, instructions, options, own)
 
 
-def _choice_text(value: str | bool) -> str:
-    return value if isinstance(value, str) else str(value).lower()
+_OPTION_FIELDS = {"choice": {"value", "description"}, "score": {"label", "description"}}
+
+
+def _choice(fields: Mapping[str, Any], path: str) -> Option:
+    value = fields.get("value")
+    text = str(value).lower() if isinstance(value, bool) else value
+    if not isinstance(text, str):
+        raise Invalid("must be a string or a boolean", f"{path}.value", value=describe(value))
+    return Option(text, _string(fields, "description", path, optional=True))
+
+
+def _level(fields: Mapping[str, Any], path: str) -> Option:
+    return Option(_string(fields, "label", path), _string(fields, "description", path, optional=True))
 
 
 def answers(request: DecisionsRequest, decided: Sequence[Decision]) -> Iterator[dict[str, Any]]:
-    """The fields of each answer."""
+    """The fields of each answer to a request that has been read."""
     for question, decision in zip(request.questions, decided, strict=True):
-        fields: dict[str, Any] = {"type": question.type, "name": question.name}
+        fields: dict[str, Any] = {"type": question["type"], "name": question.get("name")}
         if decision.label_mass is not None:
             fields["label_mass"] = decision.label_mass
-        if question.type == "predicate":
+        if question["type"] == "predicate":
             yield {**fields, "probability": decision.probabilities[0]}
             continue
-        if question.choices is not None:
-            values: list[dict[str, Any]] = [{"value": each.value} for each in question.choices]
-            fields["choice"] = question.choices[decision.index].value
+        if question["type"] == "choice":
+            values = [{"value": each["value"]} for each in question["choices"]]
+            fields["choice"] = values[decision.index]["value"]
         else:
-            values = [{"value": number, "label": each.label} for number, each in enumerate(question.levels or ())]
+            values = [{"value": number, "label": each["label"]} for number, each in enumerate(question["levels"])]
             fields["score"] = decision.score
         probabilities = [
             {**each, "probability": probability}
@@ -302,8 +366,12 @@ class SystemOneQuestion(RequestObject):
     the descriptions of `true` and `false` of a noul."""
 
     type: Literal["noul", "choice", "score"]
-    instructions: Json | None = Field(None, description="A statement, or a question, about the state.")
-    criteria: dict[str, Json | None] | Annotated[list[Json], FAIL_FAST] | None = None
+    instructions: Annotated[Any, WithJsonSchema(_JSON)] = Field(
+        None, description="A statement, or a question, about the state."
+    )
+    criteria: Annotated[Any, WithJsonSchema({"anyOf": [{"type": "object"}, {"type": "array"}, {"type": "null"}]})] = (
+        None
+    )
 
 
 class SystemOneRequest(RequestBody):
@@ -313,8 +381,20 @@ class SystemOneRequest(RequestBody):
     text_limit: ClassVar[str] = "max_client_documents"
     strings_per_text: ClassVar[int] = _STRINGS
 
-    state: Json = Field(description="What the questions are about: a text, or JSON that is read as its text.")
-    questions: dict[str, SystemOneQuestion] = Field(description="1 to 200 questions by name.")
+    state: Annotated[Any, WithJsonSchema(_JSON)] = Field(
+        description="What the questions are about: a text, or JSON that is read as its text."
+    )
+    questions: Annotated[
+        Any,
+        WithJsonSchema(
+            {
+                "type": "object",
+                "additionalProperties": SystemOneQuestion.model_json_schema(),
+                "minProperties": 1,
+                "maxProperties": MOST_QUESTIONS,
+            }
+        ),
+    ] = Field(description="1 to 200 questions by name.")
     model: str | None = Field(None, description="The served model's name or id.")
     label_mass: bool = Field(False, description=_LABEL_MASS)
 
@@ -350,6 +430,8 @@ class SystemOne(BaseModel):
 async def system_one(context: RequestContext) -> tuple[bytes, bytes]:
     request = await context.parse(SystemOneRequest)
     handle = context.choose(request.model)
+    if isinstance(request.questions, dict):
+        _check_options(context, (each.get("criteria") for each in request.questions.values() if isinstance(each, dict)))
     state, questions = read_system_one_request(request)
     decided, tokens = await _decide(context, state, questions, "state", label_mass=request.label_mass)
     rows = await join_rows(
@@ -367,9 +449,12 @@ async def system_one(context: RequestContext) -> tuple[bytes, bytes]:
 
 
 def read_system_one_request(request: SystemOneRequest) -> tuple[str, list[Question]]:
-    """The text of a request and its questions. Raises Invalid."""
+    """The text of a request and its questions. Raises Invalid or InputError."""
+    if not isinstance(request.questions, dict):
+        raise Invalid("must be an object", "questions", value=describe(request.questions))
+    check_count(len(request.questions))
     questions = [_system_one_question(asked, f"questions.{name}") for name, asked in request.questions.items()]
-    return _text_of(request.state), questions
+    return _text_of(request.state, "state"), questions
 
 
 def system_one_answers(
@@ -387,17 +472,20 @@ def diagnostics_of(request: SystemOneRequest, decided: Sequence[Decision]) -> di
     return {name: {"label_mass": each.label_mass} for name, each in zip(request.questions, decided, strict=True)}
 
 
-def _system_one_question(asked: SystemOneQuestion, path: str) -> Question:
-    """The question at `path`. Raises Invalid for criteria of another type."""
-    instructions, criteria, param = _text_of(asked.instructions or ""), asked.criteria, f"{path}.criteria"
+def _system_one_question(value: Any, path: str) -> Question:
+    """The question at `path`. Raises Invalid, also for criteria of another type."""
+    asked = validate_part(SystemOneQuestion, value, path)
+    instructions = "" if asked.instructions is None else _text_of(asked.instructions, f"{path}.instructions")
+    criteria, param = asked.criteria, f"{path}.criteria"
     if asked.type == "score":
         if not isinstance(criteria, list):
             raise Invalid("must be a list in a question of type score", param, value=describe(criteria))
-        return Question.score(instructions, [_text_of(each) for each in criteria], param=param)
+        levels = [_text_of(each, f"{param}[{index}]") for index, each in enumerate(criteria)]
+        return Question.score(instructions, levels, param=param)
     described = {} if criteria is None and asked.type == "noul" else criteria
-    if not isinstance(described, Mapping):
+    if not isinstance(described, dict):
         raise Invalid(f"must be an object in a question of type {asked.type}", param, value=describe(criteria))
-    texts = {name: _text_of(each or "") for name, each in described.items()}
+    texts = {name: "" if each is None else _text_of(each, f"{param}.{name}") for name, each in described.items()}
     if asked.type == "choice":
         return Question.choice(instructions, texts, param=param)
     if other := texts.keys() - {"true", "false"}:
@@ -407,15 +495,14 @@ def _system_one_question(asked: SystemOneQuestion, path: str) -> Question:
     return Question.predicate(instructions, yes=texts.get("true", ""), no=texts.get("false", ""), param=param)
 
 
-def _system_one_answer(asked: SystemOneQuestion, question: Question, decision: Decision) -> dict[str, Any]:
-    if asked.type == "noul":
+def _system_one_answer(asked: Mapping[str, Any], question: Question, decision: Decision) -> dict[str, Any]:
+    if asked["type"] == "noul":
         return {"type": "noul", "noul": decision.probabilities[0]}
-    if asked.type == "choice":
+    if asked["type"] == "choice":
         names = [option.text for option in question.options]
         own: dict[str, Any] = {"choice": names[decision.index]}
     else:
         names = [str(number) for number in range(len(question.options))]
-        legend = map(_writable, asked.criteria or ())
-        own = {"score": decision.score, "legend": dict(zip(names, legend, strict=True))}
+        own = {"score": decision.score, "legend": dict(zip(names, map(_writable, asked["criteria"]), strict=True))}
     probabilities = dict(zip(names, decision.probabilities, strict=True))
-    return {"type": asked.type, **own, "probabilities": probabilities, "confidence": decision.confidence}
+    return {"type": asked["type"], **own, "probabilities": probabilities, "confidence": decision.confidence}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import codecs
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args, get_origin
+from typing import Annotated, Any, ClassVar, Literal, TypeVar, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, FailFast, Field, ValidationError
 from pydantic_core import from_json
@@ -138,6 +138,18 @@ def validate(schema: type[RequestT], value: Any, note: Note = id) -> RequestT:
     return _without_others(request, note) if request.__pydantic_extra__ else request
 
 
+def validate_part(schema: type[RequestT], value: Any, path: str) -> RequestT:
+    """The object at `path` of a body. Raises Invalid; unknown fields are those that the schema refuses."""
+    if not isinstance(value, dict):
+        raise Invalid("must be an object", path, value=describe(value))
+    try:
+        return schema.model_validate(value)
+    except ValidationError as error:
+        explanation = _explain(schema, error)
+    explanation.nest(path)
+    raise explanation
+
+
 # --- other fields and other words, which most requests do not have ---
 
 
@@ -174,8 +186,7 @@ def _translate(schema: type[RequestBody], values: Mapping[str, Any]) -> Translat
             continue
         if value is None and not field.is_required():
             del translated.values[name]
-        # A dict's values are objects with names of the client's.
-        kinds = (field.annotation, *(() if get_origin(field.annotation) is dict else get_args(field.annotation)))
+        kinds = (field.annotation, *get_args(field.annotation))
         kind = next((type_ for type_ in kinds if isinstance(type_, type) and issubclass(type_, RequestBody)), None)
         if kind is not None and isinstance(value, dict):
             try:

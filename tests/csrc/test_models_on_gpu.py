@@ -19,7 +19,7 @@ from embert import engine
 from embert.engine import Question
 from embert.engine.batch import PackedBatch
 from embert.engine.encoders.cuda.encoder import CudaEncoder
-from embert.engine.errors import EncoderError, UnsupportedModel
+from embert.engine.errors import EncoderError, InputError, UnsupportedModel
 from embert.engine.memory_estimate import estimate_memory
 from embert.engine.model import Model
 from embert.engine.tasks import Task
@@ -219,5 +219,5 @@ def test_decisions_of_language_models(tmp_path: Path) -> None:
         for found, expected in zip(decided, exact.decide(state, questions), strict=True):
             np.testing.assert_allclose(found.probabilities, expected.probabilities, atol=0.01)
         assert [ours.decide(state, [question])[0] for question in questions] == decided
-        with pytest.raises(EncoderError, match="label_mass"):
+        with pytest.raises(InputError, match="this model runs on a GPU"):
             ours.decide(state, questions, label_mass=True)

@@ -50,7 +50,7 @@ CASES: list[tuple[bytes, bytes, Outcome, str]] = [
     (post(), response(101, b""), CLOSED, "malformed"),
     (post(), response(200, b"[[NaN]]"), OPEN, "not JSON"),
     (post(), response(200, b"[[0.5,"), OPEN, "not JSON"),
-    (post(), response(422, b'{"detail":"no"}'), OPEN, "another shape"),
+    (post(), response(422, b'{"fault":"no"}'), OPEN, "another shape"),
     (UPGRADE, response(), OPEN, ""),
     (UPGRADE, response() + response(id_=b"smuggled"), OPEN, "too many"),
     (b"GET /livez HTTP/1.1\r\n\r\n", REFUSED, CLOSED, ""),

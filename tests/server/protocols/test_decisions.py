@@ -118,6 +118,10 @@ def test_typesafes_form(nli: Live, path: str) -> None:
             422,
             ["`input[0].content[0].type`", "images", "input_image"],
         ),
+        ({"input": [5]}, 422, ["`input[0]`", "an object"]),
+        ({"input": [{"role": "user", "content": [5]}]}, 422, ["`input[0].content[0].type`"]),
+        ({"questions": [{**PREDICATE, "instructions": [{"type": "input_text"}]}]}, 422, ["instructions[0].text"]),
+        ({"questions": [5]}, 422, ["`questions[0]`", "an object"]),
         ({"tools": [{}]}, 422, ["`tools`"]),
         ({"images": ["a"]}, 422, ["`images`", "texts only"]),
         (
@@ -142,13 +146,19 @@ def test_refused_requests_of_openais_form(nli: Live, fields: dict[str, Any], sta
         ({"questions": {"a": {"type": "score", "criteria": {}}}}, 422, ["body", "questions", "a", "criteria"]),
         ({"questions": {"a": {"type": "choice", "criteria": ["b"]}}}, 422, ["body", "questions", "a", "criteria"]),
         ({"questions": {"a": {"type": "box"}}}, 422, ["body", "questions", "a", "type"]),
+        (
+            {"questions": {"a": {"type": "score", "criteria": ["b", 0]}}},
+            422,
+            ["body", "questions", "a", "criteria", 1],
+        ),
         ({"state": None}, 422, ["body", "state"]),
+        ({"state": 1}, 422, ["body", "state"]),
         ({"images": ["a"]}, 422, ["body", "images"]),
         ({"stream": True}, 422, ["body", "stream"]),
     ],
 )
 def test_refused_requests_of_typesafes_form(
-    nli: Live, fields: dict[str, Any], status: int, location: list[str]
+    nli: Live, fields: dict[str, Any], status: int, location: list[str | int]
 ) -> None:
     response = nli.post("/v1/systemone", {"state": STATE, "questions": {"met": NOUL}, **fields})
     check_refused(response, status, [])
