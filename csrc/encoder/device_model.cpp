@@ -123,10 +123,10 @@ Status DeviceModel::prepare(const Stream& stream) {
   experts.resize(config.layers);
   for (const int i : config.expert_layers) {
     const LayerWeights& w = weights.layer(i);
-    const ExpertWeights own{w.experts_inner, w.experts_out, config.experts,
-                            config.hidden,   config.inner,  config.activation};
-    EMBERT_TRY(provider->groups_experts() ? provider->prepare_experts(own, stream, experts[i])
-                                          : make_dense_experts(*provider, config.dtype, own, stream, experts[i]));
+    const ExpertWeights matrices{w.experts_inner, w.experts_out, config.experts,
+                                 config.hidden,   config.inner,  config.activation};
+    EMBERT_TRY(provider->groups_experts() ? provider->prepare_experts(matrices, stream, experts[i])
+                                          : make_dense_experts(*provider, config.dtype, matrices, stream, experts[i]));
   }
   for (const HeadGemmWeights& layer : weights.heads().multi) {
     LinearWeights product;

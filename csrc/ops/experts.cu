@@ -44,8 +44,8 @@ __global__ void __launch_bounds__(kThreads)
     const float share = power / warp_sum(power);
     int rank = 0;  // of equal shares the lower expert's counts
     for (int other = 0; other < experts; ++other) {
-      const float others = __shfl_sync(~0u, share, other);
-      rank += others > share || (others == share && other < lane) ? 1 : 0;
+      const float other_share = __shfl_sync(~0u, share, other);
+      rank += other_share > share || (other_share == share && other < lane) ? 1 : 0;
     }
     // With NaN all ranks are 0: the first experts are as good as any.
     const unsigned selected = __ballot_sync(~0u, lane < experts && rank < top_k);
@@ -82,24 +82,25 @@ __global__ void __launch_bounds__(kThreads)
   if (warp == 0) {
     before = total = 0;
     for (int i = 0; i < kWarps; ++i) before += earlier[i][lane], total += all[i][lane];
-    const int own = (total + kExpertTile - 1) / kExpertTile;
-    int inclusive = own;
+    const int tile_count = (total + kExpertTile - 1) / kExpertTile;
+    int inclusive = tile_count;
     for (int step = 1; step < 32; step <<= 1) {
       const int other = __shfl_up_sync(~0u, inclusive, step);
       if (lane >= step) inclusive += other;
     }
     first_tile[lane + 1] = inclusive;
     if (lane == 0) first_tile[0] = 0;
-    const int next = (inclusive - own) * kExpertTile + before;  // the slot of this block's first row of the expert
+    const int next =
+        (inclusive - tile_count) * kExpertTile + before;  // the slot of this block's first row of the expert
     // From here on a lane has a row.
-    unsigned mine = 0;
+    unsigned row_experts = 0;
     for (int i = 0; i < top_k && first_row + lane < rows; ++i)
-      mine |= 1u << (routed.routes + size_t(first_row + lane) * top_k + i)->expert;
+      row_experts |= 1u << (routed.routes + size_t(first_row + lane) * top_k + i)->expert;
     for (int expert = 0; expert < experts; ++expert) {
-      const unsigned rows_of = __ballot_sync(~0u, (mine >> expert & 1) != 0);
+      const unsigned rows_of = __ballot_sync(~0u, (row_experts >> expert & 1) != 0);
       const int slot = __shfl_sync(~0u, next, expert) + __popc(rows_of & ((1u << lane) - 1));
-      if ((mine >> expert & 1) == 0) continue;
-      const int i = lane * top_k + __popc(mine & ((1u << expert) - 1));
+      if ((row_experts >> expert & 1) == 0) continue;
+      const int i = lane * top_k + __popc(row_experts & ((1u << expert) - 1));
       slots[i] = slot;
       routed.slots[size_t(first_row) * top_k + i] = slot;
     }
