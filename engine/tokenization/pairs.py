@@ -264,7 +264,7 @@ class Pairs:
                 f"has at least {tokens} tokens in the chat template; the limit is {limit}, and `{options.param}` needs "
                 "some; shorten it",
                 param=options.second_param,
-                subject=f"text {index}",
+                subject=f"question {index}",
             )
 
         texts = [pair_text.joined("", second) for second in seconds]
