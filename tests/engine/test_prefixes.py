@@ -19,6 +19,8 @@ from embert.engine.prefixes import common_prefix, continue_first
 from embert.engine.tasks import NO_TASK, Task
 from embert.engine.tokenization.encoded import Encoded
 from tests.engine.conftest import Floats, random_sequences, small_tokenizer
+from tests.engine.test_decisions import QUESTIONS, QWEN_TEMPLATE, STATE, language_model
+from tests.engine.test_decoders import qwen
 from tests.oracles.model_cases import build
 
 WIDE: dict[str, Any] = {
@@ -112,3 +114,17 @@ def test_batches_of_one_call_share_its_prefix(tmp_path: Path) -> None:
     for number, text in enumerate(texts):
         np.testing.assert_array_equal(rows[number], encoder.encode(engine.pack([text]))[0])
     encoder.close()
+
+
+def test_questions_about_a_state_share_it(tmp_path: Path) -> None:
+    folder = language_model(tmp_path, "qwen3", qwen, QWEN_TEMPLATE)
+    with engine.Engine.load(str(folder), device="cpu") as loaded:
+        alone = [loaded.decide(STATE * 5, [question])[0] for question in QUESTIONS]
+        tokens: list[int] = []
+        submit = loaded.encoder.submit
+        loaded.encoder.submit = lambda batch: tokens.append(batch.tokens) or submit(batch)  # type: ignore[method-assign,func-returns-value]
+        assert loaded.decide(STATE * 5, QUESTIONS) == alone
+        loaded.encoder.shares = NO_TASK
+        assert loaded.decide(STATE * 5, QUESTIONS) == alone
+    shared, unshared = tokens
+    assert unshared - shared >= 2 * 5 * len(STATE.split())
