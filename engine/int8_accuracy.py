@@ -62,6 +62,10 @@ def compare(model: Model, encoded: Encoded, int8: Encoder, reference: Encoder) -
     task = _task_of(model)
     own_rows, reference_rows = (_rows(encoder, encoded, task, model.max_input_length) for encoder in (int8, reference))
     classifier = model.heads.classifier
+    if task == Task.DECIDE:  # of statements, which have two options
+        own, other = (rows.values[:, :1] - rows.values[:, 1:2] for rows in (own_rows, reference_rows))
+        probabilities = scores(own, "sigmoid"), scores(other, "sigmoid")
+        return accuracy_of_labels(own, other, probabilities, dtype=reference.dtype)
     if task == Task.TOKEN_CLASSES or (task == Task.CLASSIFY and classifier is not None):
         activation = "softmax" if classifier is None else classifier.activation
         class_scores = scores(own_rows.values, activation), scores(reference_rows.values, activation)

@@ -108,8 +108,8 @@ QUESTIONS = [
 ]
 
 
-def language_model(folder: Path, case: str, tokenizer: Any, template: str) -> Path:
-    build(folder, case, vocab_size=VOCABULARY, head="ForCausalLM", modules=False, max_position_embeddings=512)
+def language_model(folder: Path, case: str, tokenizer: Any, template: str, **more: Any) -> Path:
+    build(folder, case, vocab_size=VOCABULARY, head="ForCausalLM", modules=False, max_position_embeddings=512, **more)
     backend, fields = tokenizer()
     backend.add_tokens(CODES)
     backend.save(str(folder / "tokenizer.json"))
@@ -155,6 +155,15 @@ def test_language_models_decide_by_the_first_token_of_their_reply(
             assert loaded.decide(STATE, [question])[0].probabilities == decision.probabilities
         with pytest.raises(InputError, match="does not have the task embed"):
             loaded.embed([STATE])
+
+
+def test_int8_is_measured_on_statements(tmp_path: Path) -> None:
+    shape = {"hidden_size": 128, "intermediate_size": 256, "num_attention_heads": 2, "num_key_value_heads": 1}
+    folder = language_model(tmp_path, "qwen3", qwen, QWEN_TEMPLATE, head_dim=64, **shape)
+    with engine.Engine.load(str(folder), device="cpu", dtype="int8", min_agreement=0.9) as loaded:
+        accuracy = loaded.encoder.int8_accuracy
+        assert accuracy is not None
+        assert (accuracy.measure, accuracy.neighbors) == ("correlation", None)
 
 
 def test_long_state_of_a_language_model_is_cut_and_the_question_stays(tmp_path: Path) -> None:
