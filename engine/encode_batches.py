@@ -43,7 +43,7 @@ def encode_batches(
     # Longest first: the largest allocations come first, and a progress bar speeds up instead of slowing down.
     order, starts = by_length(encoded.lengths), cumulative(encoded.lengths)
     shared = 0 if encoded.token_types is not None else common_prefix(encoded.ids, encoded.lengths, tasks, encoder)
-    for span in spans(encoded.lengths[order] - shared, budget - shared):
+    for span in spans(encoded.lengths[order], budget, shared, encoder.batch_tokens):
         numbers = order[span]
         batch = packed(gathered(encoded, numbers, starts), dimensions=dimensions, normalize=normalize)
         ticket = encoder.submit(continue_first(batch, shared).wanting(tasks))
@@ -60,9 +60,15 @@ def by_length(lengths: npt.NDArray[np.int32]) -> Numbers:
     return np.argsort(-lengths, kind="stable")
 
 
-def spans(lengths: npt.NDArray[np.int32], budget: int) -> Iterator[slice]:
-    """Cut a list of texts into batches of at most `budget` tokens; a longer text gets its own batch."""
-    ends = np.cumsum(lengths, dtype=np.int64)
+def spans(lengths: npt.NDArray[np.int32], budget: int, shared: int = 0, usual: int = 0) -> Iterator[slice]:
+    """Cut a list of texts into batches of at most `budget` tokens; a longer text gets its own batch.
+
+    The first `shared` tokens are common to all texts, and a batch has them once. Batches with a prefix have at most
+    `usual` tokens, or twice the prefix: a CPU takes them through its layers in one piece.
+    """
+    if shared:
+        budget = min(budget, max(usual, 2 * shared)) - shared
+    ends = np.cumsum(lengths - shared, dtype=np.int64)
     first = 0
     while first < len(ends):
         spent = ends[first - 1] if first else 0

@@ -16,7 +16,7 @@ Ints = npt.NDArray[np.int32]
 
 # A shorter prefix, or one that saves a smaller part of the tokens, gains less than it costs.
 LEAST_TOKENS, LEAST_SHARE = 16, 1 / 16
-_FIRST_COLUMNS = 16  # compared in the first step, of all texts
+_FIRST_COLUMNS, _MOST_COLUMNS = 16, 1024  # compared in the first step, and in one step, of all texts
 
 
 def common_prefix(ids: Ints, lengths: Ints, tasks: Task, encoder: Encoder) -> int:
@@ -39,7 +39,7 @@ def common_prefix(ids: Ints, lengths: Ints, tasks: Task, encoder: Encoder) -> in
         done += int(same.argmin()) if not same.all() else len(same)
         if not same.all():
             break
-        columns *= 2
+        columns = min(2 * columns, _MOST_COLUMNS)
     saved = done * (len(lengths) - 1)
     return done if done >= LEAST_TOKENS and saved >= LEAST_SHARE * len(ids) else 0
 

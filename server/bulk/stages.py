@@ -163,7 +163,7 @@ class EngineStage:
         offsets = np.zeros(len(lengths) + 1, np.int64)
         np.cumsum(lengths, out=offsets[1:])
         shared = 0 if types is not None else common_prefix(ids, lengths, job.task, self._encoder)
-        batches = list(spans(lengths - shared, self._budget - shared))
+        batches = list(spans(lengths, self._budget, shared, self._encoder.batch_tokens))
         values = None
         if job.task == Task.EMBED:
             values = buffers.allocate(block, "values", (len(lengths), self._columns), np.float32)

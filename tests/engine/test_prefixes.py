@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from embert import engine
-from embert.engine.encode_batches import encode_batches
+from embert.engine.encode_batches import encode_batches, spans
 from embert.engine.encoders.cpu.encoder import CpuEncoder
 from embert.engine.errors import EncoderError
 from embert.engine.prefixes import common_prefix, continue_first
@@ -114,6 +114,7 @@ def test_batches_of_one_call_share_its_prefix(tmp_path: Path) -> None:
     for number, text in enumerate(texts):
         np.testing.assert_array_equal(rows[number], encoder.encode(engine.pack([text]))[0])
     encoder.close()
+    assert [*spans(np.full(20, 160), 10_000, 60, 1000)] == [slice(0, 9), slice(9, 18), slice(18, 20)]
 
 
 def test_questions_about_a_state_share_it(tmp_path: Path) -> None:
