@@ -121,6 +121,11 @@ def pair_count(model: Model, questions: Sequence[Question]) -> int:
     return sum(_pairs_of(model, question) for question in questions)
 
 
+def pair_characters(model: Model, questions: Sequence[Question]) -> int:
+    """The characters of all second texts, without those of the options: instructions are in each pair of a question."""
+    return sum(_pairs_of(model, question) * len(question.instructions) for question in questions)
+
+
 def _pairs_of(model: Model, question: Question) -> int:
     return 1 if model.heads.decider or question.kind == "predicate" else len(question.options)
 

@@ -21,13 +21,14 @@ from embert.engine.decisions import (
     check_count,
     check_questions,
     decision_tasks,
+    pair_characters,
     pair_count,
     read_decisions,
     second_texts,
 )
 from embert.engine.tasks import NO_TASK
 from embert.engine.tokenization.encoded import TokenizeOptions
-from embert.server.http.errors import Invalid, describe, describe_name
+from embert.server.http.errors import Invalid, PayloadTooLarge, describe, describe_name
 from embert.server.protocols.fields import FIELDS
 from embert.server.protocols.ranking import join_rows
 from embert.server.protocols.request_context import JSON, RequestContext
@@ -66,6 +67,10 @@ async def _decide(
     check_texts([state], param)
     check_questions(handle.model, questions)
     handle.limits.check_documents(pair_count(handle.model, questions), "questions")
+    characters, limit = pair_characters(handle.model, questions), handle.config.payload_limit
+    if characters > limit:
+        reason = f"makes texts of {characters} characters, with its instructions before each option"
+        raise PayloadTooLarge(reason, "questions", limit=limit, option="--payload-limit")
     texts = second_texts(handle.model, questions)
     encoded = await context.tokenize_pairs(
         TextPairs([state], texts), TokenizeOptions(param=param, second_param="questions", only_first=True)

@@ -129,6 +129,15 @@ def test_typesafes_form(nli: Live, path: str) -> None:
             413,
             ["`questions`", "750", "--max-client-documents"],
         ),
+        (
+            {
+                "questions": [
+                    {**CHOICE, "instructions": "a" * 50_000, "choices": [{"value": str(n)} for n in range(250)]}
+                ]
+            },
+            413,
+            ["`questions`", "12500000", "--payload-limit"],
+        ),
         ({"model": "another"}, 404, ["another"]),
     ],
 )
