@@ -85,6 +85,17 @@ class Model:
         return self.heads.tasks | (Task.EMBED | Task.TOKENS if self.embeds else NO_TASK)
 
     @property
+    def poolings(self) -> dict[Task, str]:
+        """The pooling by which each task reads rows of a text; tasks that are absent read all rows."""
+        heads = self.heads
+        poolings = {} if heads.classifier is None else {Task.CLASSIFY: heads.classifier.pooling}
+        if isinstance(heads.decider, LabelDecider):
+            poolings |= dict.fromkeys((Task.DECIDE, Task.LABEL_MASS), heads.decider.classifier.pooling)
+        if self.include_prompt:
+            poolings[Task.EMBED] = self.pooling
+        return poolings
+
+    @property
     def late_interaction(self) -> MultiVector | None:
         """The head that scores pairs, if the model is for late interaction alone. One that also embeds does not."""
         return self.heads.multi_vector if self.tasks == Task.MULTI else None

@@ -25,7 +25,7 @@ def common_prefix(ids: Ints, lengths: Ints, tasks: Task, encoder: Encoder) -> in
     `ids` [T] are those of all texts, end to end. Each text keeps at least its last token, whose row is read. Takes time
     linear in the tokens that are in common, and for texts that differ at once, linear in their number.
     """
-    if len(lengths) < 2 or tasks & ~encoder.shares:
+    if len(lengths) < 2 or tasks & ~encoder.shares or lengths.min() < encoder.prefix_least_text:
         return 0
     longest = int(lengths.min()) - 1
     stops = np.cumsum(lengths, dtype=np.int64)
@@ -40,6 +40,7 @@ def common_prefix(ids: Ints, lengths: Ints, tasks: Task, encoder: Encoder) -> in
         if not same.all():
             break
         columns = min(2 * columns, _MOST_COLUMNS)
+    done -= done % encoder.prefix_step
     saved = done * (len(lengths) - 1)
     return done if done >= LEAST_TOKENS and saved >= LEAST_SHARE * len(ids) else 0
 

@@ -32,6 +32,8 @@ Status attention(DType dtype, const void* qkv, int rows, const WindowedWork& wor
   }
   if (work.window > 0 && relative.scores != nullptr)
     return Status::refused("attention: a window and scores by relative position");
+  if (work.prefixes != nullptr && (!shape.causal || shape.head_size > kMaxTileHead))
+    return Status::refused("attention: prefixes with heads of ", shape.head_size, " columns, causal: ", shape.causal);
   EMBERT_TRY(check_attention_work(work.tile_count, work.short_count));
   const int heads = shape.heads, head_size = shape.head_size;
   const bool on_sm90 = maps != nullptr && work.tile_count > 0 && attention_sm90_supports(dtype, head_size, work.window);

@@ -20,10 +20,11 @@ constexpr int kKeys = 32;
 constexpr float kMaskedScore = -1e30f;  // a score that a window masks: finite, because a step may have no other
 
 // kMaxDim: of heads. With 256 columns keys and values share their memory, because 48 KB do not hold both.
-template <int kMaxDim, bool kRelative, bool kWindow, typename Columns>
+template <int kMaxDim, bool kRelative, bool kWindow, typename Columns, typename Prefixes = NoPrefixes>
 __device__ __forceinline__ void attend_queries(const float* qkv, const AttentionTile* tiles, int heads, int dim,
                                                float scale, float* context, const RelativeScores& relative,
-                                               const Columns& columns, const KeyWindow& window) {
+                                               const Columns& columns, const KeyWindow& window,
+                                               const Prefixes& prefixes = {}) {
   constexpr int kColumns = kMaxDim / 32;  // of a lane
   constexpr bool kBoth = kMaxDim <= 128;
   __shared__ float keys[kKeys][kMaxDim + 1];
@@ -39,6 +40,12 @@ __device__ __forceinline__ void attend_queries(const float* qkv, const Attention
   const size_t pitch = columns.pitch();
   const float* const base = qkv + size_t(tile.first_row) * pitch + head * dim;
   const int last = min(tile.query + kAttentionRows, tile.length);
+  const TilePrefix prefix = prefixes[blockIdx.y];
+  // From the row of position 0 to that of a key; modulo 2^64.
+  const auto row_of = [&](int key) -> size_t {
+    if (!std::is_same_v<Prefixes, NoPrefixes> && key < prefix.tokens) key += prefix.row - tile.first_row;
+    return key;
+  };
 
   for (int first = tile.query; first < last; first += kWarps) {
     const int query = first + warp;
@@ -53,7 +60,7 @@ __device__ __forceinline__ void attend_queries(const float* qkv, const Attention
       for (int i = threadIdx.x; i < kKeys * dim; i += kWarps * 32) {
         const int row = i / dim, column = i % dim;
         const bool exists = key + row < tile.length;
-        const float* const from = base + size_t(exists ? key + row : 0) * pitch + column;
+        const float* const from = base + row_of(exists ? key + row : 0) * pitch + column;
         keys[row][column] = exists ? from[columns.keys(head)] : 0.0f;
         if constexpr (kBoth) values[row][column] = exists ? from[columns.values(head)] : 0.0f;
       }
@@ -69,7 +76,7 @@ __device__ __forceinline__ void attend_queries(const float* qkv, const Attention
         for (int i = threadIdx.x; i < kKeys * dim; i += kWarps * 32) {
           const int row = key + i / dim;
           values[i / dim][i % dim] =
-              row < tile.length ? base[size_t(row) * pitch + columns.values(head) + i % dim] : 0.0f;
+              row < tile.length ? base[row_of(row) * pitch + columns.values(head) + i % dim] : 0.0f;
         }
         __syncthreads();
       }
@@ -111,6 +118,13 @@ __global__ void __launch_bounds__(kWarps * 32)
   attend_queries<256, false, true>(qkv, tiles, columns.heads, columns.dim, scale, context, {}, columns, window);
 }
 
+__global__ void __launch_bounds__(kWarps * 32)
+    attention_fp32_prefix_kernel(const float* qkv, const AttentionTile* tiles, SharedKeys columns, float scale,
+                                 float* context, KeyWindow window, SharedPrefixes prefixes) {
+  attend_queries<256, false, true>(qkv, tiles, columns.heads, columns.dim, scale, context, {}, columns, window,
+                                   prefixes);
+}
+
 }  // namespace
 
 Status attention_fp32(const void* qkv, const AttentionWork& work, int heads, int head_size,
@@ -129,13 +143,17 @@ Status attention_fp32(const void* qkv, const AttentionWork& work, int heads, int
 Status attention_fp32_decoder(const void* qkv, const WindowedWork& work, const AttentionHeads& shape, void* context,
                               const Stream& stream) {
   const SharedKeys columns{shape.heads, shape.kv_heads, shape.heads / shape.kv_heads, shape.head_size};
-  const auto run = [&](const AttentionTile* tiles, int count) {
-    return launch("attention_fp32_decoder", attention_fp32_decoder_kernel, dim3(shape.heads, count), kWarps * 32, 0,
-                  stream, static_cast<const float*>(qkv), tiles, columns, float(scale_of(shape)),
-                  static_cast<float*>(context), window_of(work.window, shape.causal));
+  const auto run = [&](const char* name, auto kernel, const AttentionTile* tiles, int count, const auto&... prefixes) {
+    if (count == 0) return Status();
+    return launch(name, kernel, dim3(shape.heads, count), kWarps * 32, 0, stream, static_cast<const float*>(qkv), tiles,
+                  columns, float(scale_of(shape)), static_cast<float*>(context), window_of(work.window, shape.causal),
+                  prefixes...);
   };
-  if (work.tile_count > 0) EMBERT_TRY(run(work.tiles, work.tile_count));
-  if (work.short_count > 0) EMBERT_TRY(run(work.shorts, work.short_count));
+  EMBERT_TRY(work.prefixes == nullptr
+                 ? run("attention_fp32_decoder", attention_fp32_decoder_kernel, work.tiles, work.tile_count)
+                 : run("attention_fp32_prefix", attention_fp32_prefix_kernel, work.tiles, work.tile_count,
+                       SharedPrefixes{work.prefixes}));
+  EMBERT_TRY(run("attention_fp32_decoder", attention_fp32_decoder_kernel, work.shorts, work.short_count));
   return {};
 }
 

@@ -20,12 +20,27 @@ constexpr size_t tile_shared_bytes() {  // Q, then two steps of K and V
   return size_t(kAttentionRows + 4 * kStepKeys<kDim>) * (kDim + 8) * sizeof(T);
 }
 
+// The same as copy_head_rows for rows of keys or values which lie in two places: the first `shared` ones in `prefix`.
+template <typename T, int kDim, int kRows, int kThreads>
+__device__ __forceinline__ void copy_shared_rows(T* to, const T* prefix, const T* own, int shared, size_t pitch,
+                                                 int valid, int dim, int thread) {
+  constexpr int kPacks = kDim / 8, kPitch = kDim + 8;
+#pragma unroll
+  for (int i = thread; i < kRows * kPacks; i += kThreads) {
+    const int row = i / kPacks, pack = i % kPacks;
+    const bool copies = row < valid && pack * 8 < dim;
+    const T* const from = (row < shared ? prefix : own) + row * pitch + pack * 8;
+    cp_async(shared_address(to + row * kPitch + pack * 8), copies ? from : prefix, copies);
+  }
+}
+
 // A block's tile `tiles[index]`, of the head blockIdx.x. With a window, steps are those between the first and the last
 // key that a query of the tile attends to. They begin at the same multiples of kKeys as without a window.
-template <typename T, int kDim, bool kRelative, bool kWindow, typename Columns>
+template <typename T, int kDim, bool kRelative, bool kWindow, typename Columns, typename Prefixes = NoPrefixes>
 __device__ __forceinline__ void attend_tile(const T* qkv, const AttentionTile* tiles, unsigned index, float scale_log2,
                                             T* context, Queries queries, const RelativeScores& relative,
-                                            const Columns& columns, const KeyWindow& window) {
+                                            const Columns& columns, const KeyWindow& window,
+                                            const Prefixes& prefixes = {}) {
   const int heads = columns.heads, dim = columns.dim;
   constexpr int kKeys = kStepKeys<kDim>;
   using Warp = AttentionWarp<T, kDim, kKeys>;
@@ -50,8 +65,22 @@ __device__ __forceinline__ void attend_tile(const T* qkv, const AttentionTile* t
     first_step = window.first_step(tile.query, kKeys);
     steps = window.end_step(tile.query + kAttentionRows - 1, tile.length, kKeys);
   }
+  const TilePrefix prefix = prefixes[index];
   const auto fetch = [&](int step) {
     const int slot = step % 2, key = step * kKeys;
+    if constexpr (!std::is_same_v<Prefixes, NoPrefixes>) {
+      if (key < prefix.tokens) {
+        const T* const keys_from = qkv + (prefix.row + key) * pitch + head * dim + columns.keys(head);
+        const auto copy = [&](T* to, const T* from, const T* own) {
+          copy_shared_rows<T, kDim, kKeys, kTileThreads>(to + slot * kKeys * Warp::kPitch, from, own + key * pitch,
+                                                         prefix.tokens - key, pitch, tile.length - key, dim,
+                                                         threadIdx.x);
+        };
+        copy(keys, keys_from, k_from);
+        copy(values, keys_from + columns.keys_to_values(), v_from);
+        return;
+      }
+    }
     copy_head_rows<T, kDim, kKeys, kTileThreads>(keys + slot * kKeys * Warp::kPitch, k_from + key * pitch, pitch,
                                                  tile.length - key, dim, threadIdx.x);
     copy_head_rows<T, kDim, kKeys, kTileThreads>(values + slot * kKeys * Warp::kPitch, v_from + key * pitch, pitch,

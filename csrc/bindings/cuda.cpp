@@ -26,6 +26,7 @@ namespace {
 
 template <typename T>
 using Vector = nb::ndarray<const T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Prefixes = nb::ndarray<const int32_t, nb::shape<-1, 2>, nb::c_contig, nb::device::cpu>;
 
 // Enums of Python with the names that engine/ has for their values.
 template <typename Enum>
@@ -97,7 +98,8 @@ std::unique_ptr<Encoder> make_encoder(const EncoderConfig& config, const Encoder
 
 int64_t submit(Encoder& encoder, Vector<int32_t> ids, Vector<int32_t> cu_seqlens, std::optional<Vector<int32_t>> types,
                std::optional<Vector<int32_t>> positions, std::optional<Vector<int32_t>> dimensions,
-               std::optional<Vector<bool>> normalize, std::optional<Vector<uint8_t>> tasks) {
+               std::optional<Vector<bool>> normalize, std::optional<Vector<uint8_t>> tasks,
+               std::optional<Prefixes> prefixes) {
   if (cu_seqlens.shape(0) < 1) throw Refused("cu_seqlens is empty");
   if (std::max(ids.shape(0), cu_seqlens.shape(0)) > size_t(INT32_MAX))
     throw Refused("a batch of over 2147483647 tokens");
@@ -111,6 +113,7 @@ int64_t submit(Encoder& encoder, Vector<int32_t> ids, Vector<int32_t> cu_seqlens
   if (normalize && int(normalize->shape(0)) != batch.sequences)
     throw Refused("normalize must have one element a sequence");
   if (tasks && int(tasks->shape(0)) != batch.sequences) throw Refused("tasks must have one element a sequence");
+  if (prefixes && int(prefixes->shape(0)) != batch.sequences) throw Refused("prefixes must have one row a sequence");
   batch.ids = ids.data();
   batch.cu_seqlens = cu_seqlens.data();
   batch.types = types ? types->data() : nullptr;
@@ -118,6 +121,7 @@ int64_t submit(Encoder& encoder, Vector<int32_t> ids, Vector<int32_t> cu_seqlens
   batch.dimensions = dimensions ? dimensions->data() : nullptr;
   batch.normalize = normalize ? reinterpret_cast<const uint8_t*>(normalize->data()) : nullptr;
   batch.tasks = tasks ? tasks->data() : nullptr;
+  batch.prefixes = prefixes ? prefixes->data() : nullptr;
   int64_t ticket = 0;
   nb::gil_scoped_release release;
   raise(encoder.submit(batch, ticket));
@@ -209,8 +213,9 @@ NB_MODULE(_cuda, m) {
           "Warm up and capture graphs, after all weights are loaded. Returns an empty string, or the reason why "
           "LayerNorms cannot be folded into these weights: the encoder is then not started.")
       .def("submit", &submit, "ids"_a, "cu_seqlens"_a, "token_types"_a.none(), "positions"_a.none(),
-           "dimensions"_a.none(), "normalize"_a.none(), "tasks"_a.none() = nb::none(),
-           "Start a forward. `tasks`: bits of engine/tasks.py a sequence; None: all EMBED. Returns a ticket.")
+           "dimensions"_a.none(), "normalize"_a.none(), "tasks"_a.none() = nb::none(), "prefixes"_a.none() = nb::none(),
+           "Start a forward. `tasks`: bits of engine/tasks.py a sequence; None: all EMBED. `prefixes`: those of "
+           "engine/batch.py. Returns a ticket.")
       .def(
           "wait", &wait, "ticket"_a,
           "A tuple for each task that some sequence requests: its bit, values [rows, columns], offsets [sequences + 1] "

@@ -2,12 +2,30 @@
 
 #include <algorithm>
 #include <cstring>
+#include <numeric>
 
 namespace embert {
 namespace {
 
 size_t aligned(size_t bytes) {
   return (bytes + 15) / 16 * 16;
+}
+
+Status check_prefixes(const BatchView& batch, const EncoderConfig& model) {
+  if (batch.prefixes == nullptr) return {};
+  if (!model.shares_prefixes() || batch.positions != nullptr)
+    return Status::refused("sequences of this model cannot continue others");
+  for (int i = 0; i < batch.sequences; ++i) {
+    const int owner = batch.prefixes[2 * i], tokens = batch.prefixes[2 * i + 1];
+    if (tokens == 0) continue;
+    const bool exists = tokens > 0 && owner >= 0 && owner < batch.sequences && batch.prefix_tokens(owner) == 0 &&
+                        tokens <= batch.own_tokens(owner);
+    if (!exists || tokens % kPrefixStep != 0 || tokens + batch.own_tokens(i) <= kAttentionShort)
+      return Status::refused("sequence ", i, " cannot continue ", tokens, " tokens of sequence ", owner,
+                             ": they must exist, be a multiple of ", kPrefixStep, ", and texts have over ",
+                             kAttentionShort);
+  }
+  return {};
 }
 
 }  // namespace
@@ -30,11 +48,13 @@ Status check_batch(const BatchView& batch, const EncoderConfig& model, int max_t
     return Status::refused("cu_seqlens must run from 0 to the number of ids");
   }
   for (int i = 0; i < batch.sequences; ++i) {
-    const int64_t length = int64_t(batch.cu_seqlens[i + 1]) - batch.cu_seqlens[i];
+    int64_t length = int64_t(batch.cu_seqlens[i + 1]) - batch.cu_seqlens[i];
+    if (length >= 1) length += std::max(batch.prefix_tokens(i), 0);
     if (length < 1 || length > model.max_length()) {
       return Status::refused("sequence ", i, " has ", length, " tokens; 1 to ", model.max_length(), " can be run");
     }
   }
+  EMBERT_TRY(check_prefixes(batch, model));
   const auto in_range = [&](const int32_t* values, int limit) {
     uint32_t highest = 0;  // a negative value becomes a very large one
     for (int i = 0; i < batch.tokens; ++i) highest = std::max(highest, uint32_t(values[i]));
@@ -81,6 +101,36 @@ void write_batch(const BatchView& batch, const InputLayout& layout, uint8_t* to)
     std::memcpy(to + layout.types, batch.types, 4 * size_t(batch.tokens));
   } else {
     std::memset(to + layout.types, 0, 4 * size_t(batch.tokens));
+  }
+}
+
+PrefixWorkLayout::PrefixWorkLayout(int tile_count, int short_count) {
+  shorts = size_t(tile_count) * sizeof(AttentionTile);
+  prefixes = shorts + size_t(short_count) * sizeof(AttentionTile);
+  bytes = prefixes + size_t(tile_count) * sizeof(TilePrefix);
+}
+
+void write_prefix_work(const BatchView& batch, const PrefixWorkLayout& layout, uint8_t* to) {
+  auto* tile = reinterpret_cast<AttentionTile*>(to);
+  auto* short_text = reinterpret_cast<AttentionTile*>(to + layout.shorts);
+  auto* prefix = reinterpret_cast<TilePrefix*>(to + layout.prefixes);
+  for (int i = 0; i < batch.sequences; ++i) {
+    const int shared = batch.prefix_tokens(i), length = shared + batch.own_tokens(i), row = batch.cu_seqlens[i];
+    if (length <= kAttentionShort) {
+      *short_text++ = {row, length, 0, 0};
+      continue;
+    }
+    for (int query = shared; query < length; query += kAttentionRows) {
+      *tile++ = {row - shared, length, query, 0};
+      *prefix++ = shared == 0 ? TilePrefix{} : TilePrefix{batch.cu_seqlens[batch.prefixes[2 * i]], shared};
+    }
+  }
+}
+
+void write_prefix_positions(const BatchView& batch, int* to) {
+  for (int i = 0; i < batch.sequences; ++i) {
+    int* const first = to + batch.cu_seqlens[i];
+    std::iota(first, first + batch.own_tokens(i), batch.prefix_tokens(i));
   }
 }
 

@@ -44,6 +44,12 @@ struct BatchView {
   const Tasks* tasks = nullptr;         // [B], none of them 0, or null: all EMBED
   const int32_t* dimensions = nullptr;  // [B], 0 to width (0: all of them), or null: all of them
   const uint8_t* normalize = nullptr;   // [B] or null: all of them
+  // [B, 2] or null: no sequence has one. The text before a sequence's own tokens: the sequence that begins with it, and
+  // its tokens, 0 for none.
+  const int32_t* prefixes = nullptr;
+
+  int own_tokens(int sequence) const { return cu_seqlens[sequence + 1] - cu_seqlens[sequence]; }
+  int prefix_tokens(int sequence) const { return prefixes == nullptr ? 0 : prefixes[2 * sequence + 1]; }
 };
 
 // Layout of that buffer.
@@ -56,5 +62,14 @@ struct InputLayout {
 // Returns an error if the batch exceeds these limits, is inconsistent, or has ids outside of the vocabulary.
 Status check_batch(const BatchView& batch, const EncoderConfig& model, int max_tokens, int max_sequences);
 void write_batch(const BatchView& batch, const InputLayout& layout, uint8_t* to);
+
+// Attention's work lists, which the host writes for batches with prefixes: tiles, shorts, and the tiles' prefixes.
+struct PrefixWorkLayout {
+  size_t shorts, prefixes, bytes;  // offsets in bytes
+  PrefixWorkLayout(int tile_count, int short_count);
+};
+void write_prefix_work(const BatchView& batch, const PrefixWorkLayout& layout, uint8_t* to);
+// Positions in the whole texts: [T].
+void write_prefix_positions(const BatchView& batch, int* to);
 
 }  // namespace embert

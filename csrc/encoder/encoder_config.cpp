@@ -31,6 +31,13 @@ bool EncoderConfig::reads_positions() const {
   return std::any_of(attention.begin(), attention.end(), reads);
 }
 
+bool EncoderConfig::shares_prefixes() const {
+  for (int layer = 0; layer < layers; ++layer) {
+    if (convolves(layer) || attention_heads(layer).head_size > kMaxTileHead) return false;
+  }
+  return causal && !relative && distance_rows == 0 && !int8;
+}
+
 std::vector<int> EncoderConfig::angle_tables() const {
   std::vector<int> columns;
   for (const LayerAttention& each : attention) {

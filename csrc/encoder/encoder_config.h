@@ -63,6 +63,7 @@ struct EncoderConfig {
   // Columns of each RoPE table: half of its rotary dimension.
   std::vector<int> angle_tables() const;
   bool reads_positions() const;  // in a layer
+  bool shares_prefixes() const;  // a sequence may continue another one (encoder/batch.h)
   // On each side, the distances for which `relative` scores are stored: whole tiles of attention.
   int reach() const { return relative ? (positions + kAttentionRows - 1) / kAttentionRows * kAttentionRows : 0; }
   // Returns an error if the CUDA encoder does not support such a model.

@@ -124,7 +124,9 @@ Status Replay::embed_batch(const Op& op) {
   const OffsetsInput input{field(0), field(layout.lengths), field(layout.ids), field(layout.types),
                            reinterpret_cast<const uint32_t*>(field(layout.cuts))};
   const OffsetsOutput& offsets = buffers_.offsets();
-  const OffsetsCapacity capacity{plan_.rows, plan_.sequences, plan_.tiles, plan_.shorts};
+  // Work lists of batches with prefixes come from the host; what offsets.cu writes is then not read.
+  const bool lists = plan_.work == nullptr;
+  const OffsetsCapacity capacity{plan_.rows, plan_.sequences, lists ? plan_.tiles : 0, lists ? plan_.shorts : 0};
   const int columns = config_.embedding_columns();
   uint8_t* const to = buffers_.rows(op.y);
   float2* const sums = stats_of(op);
@@ -163,6 +165,12 @@ Status Replay::attend(const Op& op) {
   // Only models with RoPE use tiles for long texts: for others they are not measured.
   WindowedWork work({offsets.tiles, plan_.tiles, offsets.shorts, plan_.shorts}, config_.attention_of(op.layer).window,
                     config_.angle_tables().empty() ? 0 : plan_.longest);
+  if (plan_.work != nullptr) {
+    const PrefixWorkLayout layout(plan_.tiles, plan_.shorts);
+    work.tiles = reinterpret_cast<const AttentionTile*>(plan_.work);
+    work.shorts = reinterpret_cast<const AttentionTile*>(plan_.work + layout.shorts);
+    work.prefixes = reinterpret_cast<const TilePrefix*>(plan_.work + layout.prefixes);
+  }
   if (gathers(op)) work.queries = *gathered_ == Pooling::kCls ? Queries::kFirst : Queries::kLast;
   const RelativeScores relative = model_.weights.relative();
   TensorMaps* const maps = model_.maps.get();

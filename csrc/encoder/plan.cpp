@@ -30,14 +30,15 @@ BatchPlan plan_batch(const BatchView& batch, const EncoderConfig& model) {
   plan.sequences = batch.sequences;
   plan.outputs = TaskOutputs(batch, model);
   plan.positions = batch.positions;
+  plan.has_prefixes = batch.prefixes != nullptr;
   plan.cu_seqlens = batch.cu_seqlens;
   for (int i = 0; i < batch.sequences; ++i) {
-    const int length = batch.cu_seqlens[i + 1] - batch.cu_seqlens[i];
+    const int own = batch.own_tokens(i), length = own + batch.prefix_tokens(i);
     plan.longest = std::max(plan.longest, length);
     if (length <= kAttentionShort) {
       ++plan.shorts;
     } else {
-      plan.tiles += tiles_of(length);
+      plan.tiles += tiles_of(own);
     }
   }
   return plan;
@@ -56,7 +57,7 @@ std::vector<GraphKey> graph_keys(Tasks tasks) {
 }
 
 std::optional<GraphKey> graph_key(const BatchPlan& plan) {
-  if (plan.positions != nullptr) return {};  // a graph computes its positions itself (offsets.cu)
+  if (plan.positions != nullptr || plan.has_prefixes) return {};  // a graph computes positions itself (offsets.cu)
   const int tokens = round_up(kTokenBuckets, plan.rows), sequences = round_up(kSequenceBuckets, plan.sequences);
   for (const Task task : kGraphTasks) {
     if (plan.outputs.requested() == bit(task) && tokens != 0 && sequences != 0)

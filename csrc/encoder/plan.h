@@ -23,6 +23,8 @@ struct BatchPlan {
   const uint8_t* input = nullptr;      // in InputLayout(rows, sequences)
   bool on_host = false;                // `input` is host memory
   const int* positions = nullptr;      // [rows] in host memory, in place of those of offsets.cu
+  bool has_prefixes = false;           // sequences continue others
+  const uint8_t* work = nullptr;       // then: attention's work lists on the device, in PrefixWorkLayout(tiles, shorts)
   const int* cu_seqlens = nullptr;     // in the caller's memory, until `submit` returns; null: unknown
   const SpladePairs* pairs = nullptr;  // destination of pairs
 };

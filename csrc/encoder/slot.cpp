@@ -12,7 +12,7 @@ Status Slot::allocate(const EncoderConfig& model, int rows, int sequences, const
   const size_t both = model.width() + model.task_heads.labels() + 1;
   const InputLayout input(rows, sequences);
   EMBERT_TRY(input_.allocate(input.bytes));
-  if (model.padding) EMBERT_TRY(positions_.allocate(size_t(rows) * 4));
+  if (model.padding || model.shares_prefixes()) EMBERT_TRY(positions_.allocate(size_t(rows) * 4));
   EMBERT_TRY(device_input_.allocate(input.bytes));
   EMBERT_TRY(direct_output_.allocate(kDirectSequences * both * 4));
   const size_t floats = size_t(std::max(rows / 16, kDirectSequences)) * columns;
@@ -31,11 +31,18 @@ Slot::~Slot() {
   }
 }
 
+namespace {
+
+// Memory for at least `count` floats or ints.
+template <typename Buffer>
+Status grow(Buffer& buffer, size_t count) {
+  static_assert(sizeof(float) == 4 && sizeof(int) == 4, "either is a count");
+  return buffer.bytes() < count * 4 ? buffer.allocate(count * 4) : Status();
+}
+
+}  // namespace
+
 Status Slot::reserve(size_t own_floats, size_t floats, size_t listed, const Stream& stream) {
-  const auto grow = [](auto& buffer, size_t count) -> Status {
-    static_assert(sizeof(float) == 4 && sizeof(int) == 4, "either is a count");
-    return buffer.bytes() < count * 4 ? buffer.allocate(count * 4) : Status();
-  };
   EMBERT_TRY(grow(output_, floats));
   if (vectors_.bytes() < own_floats * 4) {
     EMBERT_TRY(vectors_.allocate(own_floats * 4));
@@ -70,6 +77,14 @@ Status Slot::place(const BatchView& batch, const EncoderConfig& model, float* to
     std::memcpy(positions_.as(), batch.positions, 4 * size_t(batch.tokens));
     plan.positions = positions_.as<int>();
   }
+  if (batch.prefixes == nullptr) return {};
+  const PrefixWorkLayout work(plan.tiles, plan.shorts);
+  EMBERT_TRY(grow(work_, work.bytes / 4));
+  EMBERT_TRY(grow(device_work_, work.bytes / 4));
+  write_prefix_work(batch, work, work_.as());
+  plan.work = device_work_.as();
+  write_prefix_positions(batch, positions_.as<int>());
+  plan.positions = positions_.as<int>();
   return {};
 }
 
@@ -79,6 +94,10 @@ Status Slot::upload(const BatchView& batch, cudaStream_t uploads, const Stream& 
   EMBERT_CUDA(cudaMemcpyAsync(device_input_.as(), input_.as(), layout.bytes, cudaMemcpyHostToDevice, uploads));
   if (const size_t bytes = plan.outputs.listed() * sizeof(int); bytes > 0)
     EMBERT_CUDA(cudaMemcpyAsync(device_lists_.as(), lists_.as(), bytes, cudaMemcpyHostToDevice, uploads));
+  if (plan.work != nullptr) {
+    const size_t bytes = PrefixWorkLayout(plan.tiles, plan.shorts).bytes;
+    EMBERT_CUDA(cudaMemcpyAsync(device_work_.as(), work_.as(), bytes, cudaMemcpyHostToDevice, uploads));
+  }
   EMBERT_CUDA(cudaEventRecord(copied_, uploads));
   EMBERT_CUDA(cudaStreamWaitEvent(stream.handle, copied_));
   return {};

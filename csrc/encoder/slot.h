@@ -22,7 +22,9 @@ class Slot {
   ~Slot();
 
   Status allocate(const EncoderConfig& model, int rows, int sequences, const Stream& stream);
-  size_t device_bytes() const { return device_input_.bytes() + device_lists_.bytes() + vectors_.bytes(); }
+  size_t device_bytes() const {
+    return device_input_.bytes() + device_lists_.bytes() + device_work_.bytes() + vectors_.bytes();
+  }
 
   // Captured graphs read the slot's host input and write its direct output.
   BatchPlan plan_graph(const GraphKey& key, const EncoderConfig& model) const {
@@ -62,7 +64,8 @@ class Slot {
   HostBuffer direct_output_;  // heads write it; its address never changes
   HostBuffer output_;         // results are copied into it
   HostBuffer lists_;          // the lists of `chosen` of all tasks
-  DeviceBuffer device_input_, device_lists_;
+  HostBuffer work_;           // attention's, of batches with prefixes
+  DeviceBuffer device_input_, device_lists_, device_work_;
   DeviceBuffer vectors_;  // results except TOKENS and pairs
   SpladePairs pairs_;
   cudaEvent_t copied_ = nullptr, computed_ = nullptr, done_ = nullptr;

@@ -27,6 +27,14 @@ struct RelativeScores {
   int reach = 0;  // ≥ the longest sequence, a multiple of kAttentionRows: masked scores have an entry too
 };
 
+// The first rows of another sequence, which a tile's text begins with: the rows of its positions 0 … tokens − 1. The
+// tile's first row is then where position 0 would be if all rows of the text were in one place, and may be negative.
+struct TilePrefix {
+  int row;     // of the batch
+  int tokens;  // a multiple of kPrefixStep; 0: none
+};
+constexpr int kPrefixStep = 8;  // rows of a box of TMA that is one swizzle atom
+
 struct AttentionWork {
   const AttentionTile* tiles;
   int tile_count;
@@ -42,6 +50,7 @@ struct WindowedWork : AttentionWork {
   // An upper bound on the tokens of the batch's longest text. No bits depend on it; 0: unknown, and tiles have
   // kAttentionRows.
   int longest = 0;
+  const TilePrefix* prefixes = nullptr;  // of each tile; null: none has a prefix. Short texts have none
   WindowedWork(const AttentionWork& work, int window = 0, int longest = 0)
       : AttentionWork(work), window(window), longest(longest) {}
 };
@@ -71,6 +80,18 @@ __device__ __forceinline__ AttentionTile early_tile(const AttentionTile* tile) {
   const int4 words = __ldcg(reinterpret_cast<const int4*>(tile));
   return {words.x, words.y, words.z, words.w};
 }
+
+// Prefixes of a kernel's tiles, and their absence.
+struct NoPrefixes {
+  __device__ __forceinline__ TilePrefix operator[](unsigned) const { return {0, 0}; }
+};
+struct SharedPrefixes {
+  const TilePrefix* tiles;
+  __device__ __forceinline__ TilePrefix operator[](unsigned index) const {
+    const int2 words = __ldcg(reinterpret_cast<const int2*>(tiles + index));
+    return {words.x, words.y};
+  }
+};
 
 #endif
 

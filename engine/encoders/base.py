@@ -10,6 +10,8 @@ import numpy.typing as npt
 
 from embert.engine.batch import PackedBatch, TaskOutput
 from embert.engine.errors import EncoderError
+from embert.engine.model import Model
+from embert.engine.models.encoder_config import DynamicNtk
 from embert.engine.quantization.accuracy import Int8Accuracy
 from embert.engine.tasks import NO_TASK, Task
 
@@ -25,6 +27,22 @@ def check_finite(
     if sequence is not None:
         number = sequence if numbers is None else numbers[sequence]
         raise EncoderError(f"the encoder returned a vector that is not finite, for {what} {number}")
+
+
+def shared_tasks(model: Model) -> Task:
+    """Tasks that read the last token's row only, where earlier rows do not depend on what follows them."""
+    config = model.config
+    kinds = [config.attention_of(layer) for layer in range(config.layers)]
+    # With DynamicNtk the angles depend on the length of a text.
+    plain = all(
+        kind.convolution is None and not (kind.rotary and isinstance(kind.rotary.scaling, DynamicNtk)) for kind in kinds
+    )
+    shares = NO_TASK
+    if config.causal and plain:
+        for task, row in model.poolings.items():
+            if row == "last-token":
+                shares |= task
+    return shares
 
 
 class Encoder(Protocol):
@@ -45,6 +63,8 @@ class Encoder(Protocol):
     int8_accuracy: Int8Accuracy | None = None  # against the default dtype; set by load_encoder for int8
     shares: Task = NO_TASK  # tasks of texts that may continue another one (PackedBatch.prefixes)
     padding_id: int | None = None  # no text that ends with this token may
+    prefix_step: int = 1  # the tokens that they share are a multiple of it
+    prefix_least_text: int = 0  # no text of fewer tokens may
 
     @property
     def batch_tokens(self) -> int:

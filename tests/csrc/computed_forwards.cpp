@@ -102,6 +102,8 @@ int main(int count, char** arguments) {
   std::vector<int32_t> cu_seqlens(number() + 1), ids;
   for (size_t i = 1; i < cu_seqlens.size(); ++i) cu_seqlens[i] = cu_seqlens[i - 1] + number();
   while (int(ids.size()) < cu_seqlens.back()) ids.push_back(number());
+  std::vector<int32_t> prefixes(number());  // none, or two numbers of each sequence
+  for (int32_t& each : prefixes) each = number();
   const std::vector<uint8_t> as_they_are(cu_seqlens.size());
   std::FILE* const to = std::fopen(arguments[4], "wb");
   for (const Task task : {Task::kTokens, Task::kEmbed}) {
@@ -113,6 +115,7 @@ int main(int count, char** arguments) {
     batch.cu_seqlens = cu_seqlens.data();
     batch.normalize = as_they_are.data();
     batch.tasks = tasks.data();
+    if (!prefixes.empty()) batch.prefixes = prefixes.data();
     int64_t ticket = 0;
     std::vector<Result> results;
     told(encoder->submit(batch, ticket));

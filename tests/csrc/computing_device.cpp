@@ -19,8 +19,8 @@
 #include "heads/splade.h"
 #include "ops/convolution.h"
 #include "ops/elementwise.h"
-#include "ops/experts.h"
 #include "ops/embedding.h"
+#include "ops/experts.h"
 #include "ops/norm.h"
 #include "ops/quantize.h"
 #include "recording_device.h"
@@ -373,8 +373,9 @@ Status attention(DType dtype, const void* qkv, int, const WindowedWork& work, co
   const int heads = shape.heads, dim = shape.head_size, group = heads / shape.kv_heads;
   const size_t hidden = size_t(heads) * dim, pitch = hidden + 2 * size_t(shape.kv_heads) * dim;
   const double scale = shape.scale == 0.0f ? 1 / std::sqrt(double(dim)) : shape.scale;
-  const auto attend = [&](const AttentionTile& tile, int head, int query) {
-    const size_t row = tile.first_row + query;
+  const auto attend = [&](const AttentionTile& tile, const TilePrefix& prefix, int head, int query) {
+    const auto row_of = [&](int key) { return size_t((key < prefix.tokens ? prefix.row : tile.first_row) + key); };
+    const size_t row = row_of(query);
     // `column`: of a head, counted over queries, keys and values.
     const auto element = [&](int column, size_t token, int c) {
       return get(dtype, qkv, token * pitch + column * dim + c);
@@ -386,7 +387,7 @@ Status attention(DType dtype, const void* qkv, int, const WindowedWork& work, co
       if ((work.window > 0 && std::abs(key - query) > work.window) || (shape.causal && key > query)) continue;
       double score =
           relative.scores == nullptr ? 0.0 : relative.scores[size_t(2 * head + 1) * relative.reach + key - query];
-      for (int c = 0; c < dim; ++c) score += element(head, row, c) * element(key_head, tile.first_row + key, c);
+      for (int c = 0; c < dim; ++c) score += element(head, row, c) * element(key_head, row_of(key), c);
       scores[key] = score * scale;
       highest = std::max(highest, scores[key]);
     }
@@ -394,18 +395,18 @@ Status attention(DType dtype, const void* qkv, int, const WindowedWork& work, co
     for (int key = 0; key < tile.length; ++key) {
       const double weight = std::exp(scores[key] - highest);
       total += weight;
-      for (int c = 0; c < dim; ++c) out[c] += weight * element(value_head, tile.first_row + key, c);
+      for (int c = 0; c < dim; ++c) out[c] += weight * element(value_head, row_of(key), c);
     }
     for (int c = 0; c < dim; ++c) put(dtype, context, row * hidden + head * dim + c, out[c] / total);
   };
-  const auto walk = [&](const AttentionTile* tiles, int count) {
+  const auto walk = [&](const AttentionTile* tiles, int count, const TilePrefix* prefixes) {
     for (int i = 0; i < count; ++i)
       for (int head = 0; head < heads; ++head)
         for (int q = tiles[i].query; q < std::min(tiles[i].length, tiles[i].query + kAttentionRows); ++q)
-          attend(tiles[i], head, q);
+          attend(tiles[i], prefixes == nullptr ? TilePrefix{} : prefixes[i], head, q);
   };
-  walk(work.tiles, work.tile_count);
-  walk(work.shorts, work.short_count);
+  walk(work.tiles, work.tile_count, work.prefixes);
+  walk(work.shorts, work.short_count, nullptr);
   return {};
 }
 Status attention_sm80_disentangled(DType dtype, const void* qkv, const AttentionWork& work, const AttentionHeads& shape,
@@ -474,8 +475,8 @@ Status route_rows(DType dtype, const void* x, const float* weight, int rows, int
     const Row values = row_of(dtype, x, row, hidden);
     std::vector<std::pair<double, int>> logits;
     for (int expert = 0; expert < experts; ++expert)
-      logits.emplace_back(
-          std::inner_product(values.begin(), values.end(), weight + size_t(expert) * hidden, 0.0), expert);
+      logits.emplace_back(std::inner_product(values.begin(), values.end(), weight + size_t(expert) * hidden, 0.0),
+                          expert);
     double total = 0;
     for (const auto& each : logits) total += std::exp(each.first);
     std::stable_sort(logits.begin(), logits.end(), [](const auto& a, const auto& b) { return a.first > b.first; });

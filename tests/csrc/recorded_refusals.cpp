@@ -201,6 +201,20 @@ int main(int count, char** arguments) {
         batch.view.dimensions = asked.data();
         run(*encoder, batch.view);
       }
+    } else if (is("prefixes")) {
+      Batch batch({100, 30, 24});
+      const std::vector<std::vector<int32_t>> wrong = {{0, 0, 0, 8, 0, 0},   {0, 0, 0, 8, 0, 8},   {0, 0, 0, 12, 0, 0},
+                                                       {0, 0, 0, 104, 0, 0}, {0, 0, 3, 8, 0, 0},   {0, 0, 0, -8, 0, 0},
+                                                       {0, 0, 0, 8, 1, 8},   {0, 0, -1, 8, 0, 16}, {0, 8, 0, 0, 0, 0}};
+      for (const bool causal : {false, true}) {
+        model.causal = causal;
+        const auto encoder = started(model, options);
+        for (const std::vector<int32_t>& asked : wrong) {
+          batch.view.prefixes = asked.data();
+          run(*encoder, batch.view);
+          if (!causal) break;
+        }
+      }
     } else if (is("tasks")) {
       model.task_heads.classifier = {{kHidden, 1}};
       const auto encoder = started(model, options);

@@ -169,3 +169,24 @@ def tiles(lengths: list[int]) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int
             long += [(start, length, query, 0) for query in range(0, length, ATTENTION_ROWS)]
         start += length
     return np.array(long, np.int32).reshape(-1, 4), np.array(short, np.int32).reshape(-1, 4)
+
+
+def tiles_of_prefixes(
+    lengths: list[int], shared: list[tuple[int, int]]
+) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32], npt.NDArray[np.int32]]:
+    """The work lists where texts continue prefixes {first row, tokens}, and the prefix of each tile."""
+    long: list[tuple[int, ...]] = []
+    short: list[tuple[int, ...]] = []
+    prefixes: list[tuple[int, int]] = []
+    start = 0
+    for length, (row, tokens) in zip(lengths, shared, strict=True):
+        whole = tokens + length
+        if whole <= ATTENTION_SHORT:
+            short.append((start, whole, 0, 0))
+        else:
+            for query in range(tokens, whole, ATTENTION_ROWS):
+                long.append((start - tokens, whole, query, 0))
+                prefixes.append((row, tokens))
+        start += length
+    arrays = (np.array(long), np.array(short).reshape(-1, 4), np.array(prefixes))
+    return tuple(array.astype(np.int32) for array in arrays)  # type: ignore[return-value]

@@ -52,12 +52,19 @@ def run_attention(
     relative: npt.NDArray[np.float32] | None = None,
     *,
     kv_heads: int = 0,
+    shared: list[tuple[int, int]] | None = None,
     **more: Any,
 ) -> npt.NDArray[np.generic]:
-    """The context of rows qkv. `more`: window, scale, causal, longest."""
+    """The context of rows qkv. `more`: window, scale, causal, longest.
+
+    `shared`: of each text, the row of its prefix and its tokens, which precede `lengths`.
+    """
     if hopper and importlib.import_module("embert.engine._cuda").device_info(0)[1] != 90:
         pytest.skip("needs compute capability 9.0")
     long, short = ref.tiles(lengths)
+    if shared is not None:
+        long, short, prefixes = ref.tiles_of_prefixes(lengths, shared)
+        more["prefixes"] = device.put(prefixes)
     dim = qkv.shape[1] // (heads + 2 * (kv_heads or heads))
     context = device.new(len(qkv) * heads * dim * qkv.itemsize)
     table, reach = (None, 0) if relative is None else ref.relative_table(relative, dim)

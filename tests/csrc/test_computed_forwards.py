@@ -73,7 +73,8 @@ def computed(
         for name, layer, array, stored in tensors:
             told += [name, layer, STORED[stored], array.ndim, *array.shape]
             file.write(np.ascontiguousarray(array).tobytes())
-    told += [len(batch.cu_seqlens) - 1, *np.diff(batch.cu_seqlens), *batch.ids]
+    prefixes = [] if batch.prefixes is None else batch.prefixes.reshape(-1).tolist()
+    told += [len(batch.cu_seqlens) - 1, *np.diff(batch.cu_seqlens), *batch.ids, len(prefixes), *prefixes]
     command: list[str | Path] = [program, gemm, str(dtype), data, out]
     ran = subprocess.run(command, input=" ".join(map(str, told)), capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr
@@ -132,6 +133,22 @@ def test_rows_that_pooling_does_not_read_may_be_skipped(
     program: Path, tmp_path: Path, kind: str, gemm: str, pooling: str
 ) -> None:
     compare(program, described(tmp_path, kind, pooling=pooling), gemm, FLOAT16)
+
+
+@pytest.mark.parametrize("gemm", [HOPPER, PORTABLE])
+@pytest.mark.parametrize("kind", ["Qwen3's", "LLaMA's"])
+def test_rows_of_a_shared_prefix(program: Path, tmp_path: Path, kind: str, gemm: str) -> None:
+    model = described(tmp_path, kind, pooling="last-token")
+    batch = drawn(model, [20, 100, 90, 57, 33])
+    begins = np.array([(0, 0), (0, 0), (1, 88), (1, 56), (1, 8)], np.int32)
+    for sequence, (owner, tokens) in enumerate(begins):
+        of, own = batch.cu_seqlens[owner], batch.cu_seqlens[sequence]
+        batch.ids[own : own + tokens] = batch.ids[of : of + tokens]
+    rows, pooled = computed(program, model, gemm, FLOAT16, batch.sharing(begins))
+    every, expected = computed(program, model, gemm, FLOAT16, batch)
+    positions = np.concatenate([np.arange(length) for length in np.diff(batch.cu_seqlens)])
+    np.testing.assert_array_equal(rows, every[positions >= np.repeat(begins[:, 1], np.diff(batch.cu_seqlens))])
+    np.testing.assert_array_equal(pooled, expected)
 
 
 @pytest.mark.parametrize("gemm", [HOPPER, PORTABLE])

@@ -58,8 +58,9 @@ def run(
     shape: Shape,
     hopper: bool,
     queries: int = 0,
+    **more: Any,
 ) -> npt.NDArray[np.generic]:
-    more: dict[str, Any] = {"window": shape.window, "scale": shape.scale, "causal": shape.causal}
+    more |= {"window": shape.window, "scale": shape.scale, "causal": shape.causal}
     return run_attention(device, dtype, qkv, lengths, shape.heads, hopper, queries, kv_heads=shape.kv_heads, **more)
 
 
@@ -123,6 +124,46 @@ def test_other_texts_infinities_stay_out(
     mixed = run(device, ref.FLOAT16, qkv, lengths, shape, hopper)
     for rows in (slice(0, 70), slice(270, None)):
         assert mixed[rows].tobytes() == single[rows].tobytes()
+
+
+SHARING = [shape for shape in SHAPES if shape.causal and shape.dim <= 256] + [
+    Shape(3, 1, 128),
+    Shape(3, 1, 64, window=40),
+    Shape(6, 2, 256),
+]
+
+
+@pytest.mark.parametrize("shape", SHARING, ids=repr)
+@pytest.mark.parametrize("dtype", ref.DTYPES)
+@pytest.mark.parametrize("hopper", [False, True])
+def test_shared_prefixes_change_no_bits(
+    device: Device, random: np.random.Generator, dtype: int, shape: Shape, hopper: bool
+) -> None:
+    """Several continuations of two texts, which begin with any multiple of 8 of their tokens, next to other texts."""
+    if hopper and dtype == ref.FLOAT32:
+        pytest.skip("always the portable kernel")
+    texts: list[npt.NDArray[np.generic]] = []
+    lengths: list[int] = []
+    shared: list[tuple[int, int]] = []
+    for owner in (300, 20, 33, 1000):
+        whole = ref.drawn(random, (owner, shape.width), dtype)
+        row = sum(lengths)
+        texts.append(whole)
+        lengths.append(owner)
+        shared.append((0, 0))
+        splits = [8, 56, 64, 120, 296, *(8 * random.integers(4, 37, 3))] if owner >= 300 else []
+        for tokens, own in zip(splits, (30, 8, 1, 200, 65, 40, 128, 7), strict=False):
+            texts.append(np.concatenate([whole[:tokens], ref.drawn(random, (own, shape.width), dtype)]))
+            lengths.append(own)
+            shared.append((row, int(tokens)))
+    apart = run(device, dtype, np.concatenate(texts), [len(text) for text in texts], shape, hopper)
+    rows = np.concatenate([text[tokens:] for text, (_, tokens) in zip(texts, shared, strict=True)])
+    together = run(device, dtype, rows, lengths, shape, hopper, shared=shared)
+    kept = np.concatenate([np.arange(len(text)) >= tokens for text, (_, tokens) in zip(texts, shared, strict=True)])
+    assert together.tobytes() == apart[kept].tobytes()
+    last = run(device, dtype, rows, lengths, shape, hopper, LAST_QUERY, shared=shared)
+    ends = np.cumsum(lengths) - 1
+    assert last[ends].tobytes() == together[ends].tobytes()
 
 
 @pytest.mark.parametrize("dtype", [ref.FLOAT16, ref.BFLOAT16])

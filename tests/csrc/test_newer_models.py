@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,10 +11,12 @@ import numpy.typing as npt
 import pytest
 import torch
 
-from embert.engine.batch import PackedBatch, cumulative
+from embert.engine.batch import PackedBatch, cumulative, pack
 from embert.engine.encoders.cuda.encoder import CudaEncoder
 from embert.engine.encoders.torch.encoder import TorchEncoder
+from embert.engine.errors import EncoderError
 from embert.engine.model import Model
+from embert.engine.models.encoder_config import Attention, Rotary
 from embert.engine.tasks import Task
 from tests.csrc.encoder.random_models import make_encoder
 from tests.oracles.described import ARCHITECTURES, described
@@ -121,3 +124,38 @@ def test_the_same_text_is_batch_invariant(encoder: CudaEncoder, batch: PackedBat
             assert single[0].tobytes() == together[i].tobytes()
         else:
             assert worst(single, together[i : i + 1]) <= ALLOWED["float16"]
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("window", [None, 40])
+@pytest.mark.parametrize("columns", [48, 64])
+def test_shared_prefixes_change_no_bits(tmp_path: Path, columns: int, window: int | None, dtype: str) -> None:
+    """Two texts, of which others continue several lengths, next to texts without one; alone and in one batch."""
+    attention = (Attention(Rotary(1e4, columns), window), *(Attention(Rotary(1e4, columns)),) * 2)
+    model = described(
+        tmp_path, "Qwen3's", pooling="last-token", max_positions=LONGEST, head_columns=columns, attention=attention
+    )
+    encoder, random = make_encoder(model, max_batch_tokens=4096, dtype=dtype), np.random.default_rng(5)
+    assert encoder.shares == Task.EMBED
+
+    def drawn(tokens: int) -> npt.NDArray[np.int32]:
+        return random.integers(0, model.config.vocab_size, tokens).astype(np.int32)
+
+    texts, prefixes = [drawn(20), drawn(300)], [(0, 0), (0, 0)]
+    for tokens in (40, 800):
+        owner, head = len(texts), drawn(tokens)
+        texts.append(np.concatenate([head, drawn(5)]))
+        prefixes.append((owner, 0))
+        for shared, own in ((tokens, 40), (32, 7), (tokens - 8, 1), (40, 100)):
+            texts.append(np.concatenate([head[:shared], drawn(own)]))
+            prefixes.append((owner, shared))
+    for chosen in (range(2), range(2, 7), range(len(texts))):  # no prefixes; few rows; many
+        batch = pack([texts[text] for text in chosen])
+        moved = [(prefixes[text][0] - chosen[0], prefixes[text][1]) for text in chosen]
+        apart, together = encoder.encode(batch), encoder.encode(batch.sharing(np.maximum(moved, 0).astype(np.int32)))
+        alone = [encoder.encode(pack([texts[text]]))[0] for text in chosen]
+        assert together.tobytes() == apart.tobytes() == np.array(alone).tobytes()
+    for wrong in ((0, 12), (0, 304), (2, 8), (1, 296)):
+        with pytest.raises(EncoderError, match="sequence 1 cannot continue"):
+            encoder.submit(dataclasses.replace(pack([drawn(300), drawn(30)]), prefixes=np.array([(0, 0), wrong])))
+    encoder.close()

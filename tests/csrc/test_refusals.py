@@ -140,6 +140,15 @@ def test_dimensions_are_from_0_to_the_hidden_size(program: Path) -> None:
     ]  # fmt: skip
 
 
+def test_prefixes_are_whole_steps_of_sequences_without_one(program: Path) -> None:
+    both_ways, *lines = steps(told(program, "prefixes"))
+    assert both_ways == "submit refused: sequences of this model cannot continue others"
+    wrong = [(2, 8, 0), (1, 12, 0), (1, 104, 0), (1, 8, 3), (1, -8, 0), (2, 8, 1), (1, 8, -1), (0, 8, 0)]
+    assert lines[:2] == ["submit fine", "wait fine"]
+    for line, (sequence, tokens, owner) in zip(lines[2:], wrong, strict=True):
+        assert f"sequence {sequence} cannot continue {tokens} tokens of sequence {owner}:" in line
+
+
 def test_tasks_are_what_the_model_has_heads_for(program: Path) -> None:
     must = "must be bits of 7 (EMBED, TOKENS, CLASSIFY), and not 0"
     assert steps(told(program, "tasks")) == [

@@ -157,7 +157,15 @@ class StandInEncoder:
             return TorchEncoder(layers, max_batch_tokens=1 << 20)
 
     def submit(
-        self, ids: Any, cu_seqlens: Any, types: Any, positions: Any, dims: Any, norm: Any, tasks: Any = None
+        self,
+        ids: Any,
+        cu_seqlens: Any,
+        types: Any,
+        positions: Any,
+        dims: Any,
+        norm: Any,
+        tasks: Any = None,
+        prefixes: Any = None,
     ) -> int:
         """Compute at once. Positions are only recorded, because the CPU encoder finds its own.
 
@@ -171,6 +179,7 @@ class StandInEncoder:
             raise self.fails.pop()
         self.batches.append((ids, cu_seqlens, types, positions, dims, norm, tasks))
         # One sequence at a time: as on a GPU, its bits do not depend on the others.
+        assert prefixes is None, "the CPU encoder runs texts one by one"
         batch = PackedBatch(ids, cu_seqlens, types)
         texts = [self._cpu.encode(batch.taken(np.array([i])), Task.TOKENS) for i in range(batch.sequences)]
         wanted = [Task.EMBED] * len(texts) if tasks is None else [Task(int(each)) for each in tasks]

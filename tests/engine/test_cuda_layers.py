@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 
 from embert.engine.encoders.cuda.encoder import CudaEncoder
-from embert.engine.encoders.cuda.shapes import check_layers, layer_attention, refusal
+from embert.engine.encoders.cuda.shapes import check_layers, layer_attention, refusal, shares_tasks
 from embert.engine.encoders.devices import devices
 from embert.engine.errors import UnsupportedModel
 from embert.engine.model import Model
-from embert.engine.models.encoder_config import Attention, DynamicNtk, Rotary
+from embert.engine.models.encoder_config import Adapters, Attention, DynamicNtk, Rotary
+from embert.engine.tasks import NO_TASK, Task
 from tests.engine.conftest import Install
 from tests.engine.stand_in_gpu import StandInGpu
 from tests.oracles.described import LAYERS, described
@@ -101,3 +102,21 @@ def test_rows_that_float16_does_not_hold_are_in_bfloat16(made: tuple[Model, Stan
     assert "bfloat16 because in float16 the self test" in encoder.choice
     with pytest.raises(UnsupportedModel, match="its vector is not finite"):
         CudaEncoder(model, dtype="float16")
+
+
+@pytest.mark.parametrize(
+    ("kind", "pooling", "changes", "shared"),
+    [
+        ("Qwen3's", "last-token", {}, Task.EMBED),
+        ("Qwen3's", "mean", {}, NO_TASK),
+        ("Qwen3's", "last-token", {"head_columns": 512}, NO_TASK),
+        ("Qwen3's", "last-token", {"adapters": Adapters(("a",), 1, 1.0)}, NO_TASK),
+        ("LFM2's", "last-token", {}, NO_TASK),
+        ("in both directions", "last-token", {}, NO_TASK),
+    ],
+)
+def test_tasks_that_share_prefixes(
+    kind: str, pooling: str, changes: dict[str, Any], shared: Task, tmp_path: Path
+) -> None:
+    model = described(tmp_path, kind, pooling=pooling)
+    assert shares_tasks(dataclasses.replace(model, config=dataclasses.replace(model.config, **changes))) == shared

@@ -24,6 +24,10 @@
 // size 256 that gives 572 TFLOP/s instead of 541, at 64 376 instead of 361. At 128, one step's weights and the next
 // one's scores do not fit, and one block of twice the registers is slower (418 TFLOP/s).
 //
+// Texts that continue a prefix (ops/attention_work.h): a step's keys come from the prefix's rows, from the text's own,
+// or in the one step across the boundary from both, in boxes of 8 rows. Only the loads differ, so the bits are those of
+// a text that has all rows itself. They are separate kernels, launched for batches with prefixes only.
+//
 // The tiles with the most steps start first: of causal attention the last ones of a text, so that the last blocks of
 // the launch are short.
 
@@ -80,16 +84,23 @@ struct DecoderHeads {
   bool pairs_heads;  // a block has two heads, otherwise two tiles
 };
 
-template <typename T, int kDim>
-__global__ void __launch_bounds__(DecoderLayout<kDim>::kThreads, DecoderLayout<kDim>::kBlocks)
-    attention_sm90_decoder_kernel(const __grid_constant__ CUtensorMap qkv_map, const AttentionTile* tiles,
-                                  DecoderHeads shape, float scale_log2, T* context, Queries queries, KeyWindow window) {
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+// atom_map: boxes of kPrefixStep rows and 64 columns, for prefixes.
+template <typename T, int kDim, typename Prefixes>
+__device__ __forceinline__ void attend_decoder_tile(const CUtensorMap& qkv_map, const CUtensorMap& atom_map,
+                                                    const AttentionTile* tiles, const Prefixes& prefixes,
+                                                    const DecoderHeads& shape, float scale_log2, T* context,
+                                                    Queries queries, const KeyWindow& window) {
+  constexpr bool kHasPrefixes = !std::is_same_v<Prefixes, NoPrefixes>;
   using At = DecoderLayout<kDim>;
   extern __shared__ __align__(1024) uint8_t smem[];
   const uint32_t base = shared_address(smem), full = base + At::kFull, empty = base + At::kEmpty;
   const int group = warp_index() / 4, warp = warp_index() % 4, lane = threadIdx.x % 32;
   const AttentionTile tile = uniform(early_tile(tiles + (gridDim.y - 1 - blockIdx.y)));
+  TilePrefix prefix{};
+  if constexpr (kHasPrefixes) {
+    prefix = prefixes[gridDim.y - 1 - blockIdx.y];
+    prefix = {__shfl_sync(~0u, prefix.row, 0), __shfl_sync(~0u, prefix.tokens, 0)};
+  }
   const int tiles_of_block = shape.pairs_heads ? 1 : At::kGroups;
   const int groups = shape.pairs_heads || tile.query + kTileRows < tile.length ? At::kGroups : 1;  // with queries
   if (threadIdx.x == 0) {
@@ -103,7 +114,7 @@ __global__ void __launch_bounds__(DecoderLayout<kDim>::kThreads, DecoderLayout<k
   }
   griddepcontrol_wait();
   griddepcontrol_launch_dependents();  // not earlier: gemm/kernels/small_m.cuh
-  const bool is_second = tile.query / kTileRows % tiles_of_block != 0;
+  const bool is_second = (tile.query - prefix.tokens) / kTileRows % tiles_of_block != 0;
   if (tile.length == 0 || is_second || !is_needed(tile, queries, tiles_of_block * kTileRows)) return;
   __syncthreads();
   if (group >= groups) return;
@@ -134,8 +145,20 @@ __global__ void __launch_bounds__(DecoderLayout<kDim>::kThreads, DecoderLayout<k
       if (elect_one()) {
         const uint32_t barrier = full + 8 * next.stage;
         mbarrier_arrive_expect_tx(barrier, At::kTileBytes);
-        tma_load_3d(&qkv_map, base + At::kKv + next.stage * At::kTileBytes, barrier,
-                    (key_head + next_box % 2 * shape.kv_heads) * At::kBoxes, tile.first_row + next_box / 2 * kTileRows);
+        const uint32_t to = base + At::kKv + next.stage * At::kTileBytes;
+        const int chunk = (key_head + next_box % 2 * shape.kv_heads) * At::kBoxes, key = next_box / 2 * kTileRows;
+        if (!kHasPrefixes || key >= prefix.tokens) {
+          tma_load_3d(&qkv_map, to, barrier, chunk, tile.first_row + key);
+        } else if (key + kTileRows <= prefix.tokens) {
+          tma_load_3d(&qkv_map, to, barrier, chunk, prefix.row + key);
+        } else {
+#pragma unroll 1
+          for (int i = 0; i < At::kBoxes * kTileRows / kPrefixStep; ++i) {
+            const int row = key + i * kPrefixStep % kTileRows;
+            tma_load_3d(&atom_map, to + i * kPrefixStep * 128, barrier, chunk + i * kPrefixStep / kTileRows,
+                        (row < prefix.tokens ? prefix.row : tile.first_row) + row);
+          }
+        }
       }
       __syncwarp();
       next.advance(1);
@@ -314,9 +337,25 @@ __global__ void __launch_bounds__(DecoderLayout<kDim>::kThreads, DecoderLayout<k
     store_context<T, 64>(smem + (q_from - base) + box * At::kBoxBytes + warp * 16 * 128,
                          reinterpret_cast<const float (&)[32]>(out[32 * box]), sum, rows, context,
                          tile.first_row + query + warp * 16, head * At::kBoxes + box, shape.heads * At::kBoxes, lane);
-#else
-  EMBERT_TRAP("attention_sm90_decoder_kernel");
-#endif
+}
+
+template <typename T, int kDim>
+__global__ void __launch_bounds__(DecoderLayout<kDim>::kThreads, DecoderLayout<kDim>::kBlocks)
+    attention_sm90_decoder_kernel(const __grid_constant__ CUtensorMap qkv_map, const AttentionTile* tiles,
+                                  DecoderHeads shape, float scale_log2, T* context, Queries queries, KeyWindow window) {
+  EMBERT_SM90A(
+      "attention_sm90_decoder_kernel",
+      attend_decoder_tile<T, kDim>(qkv_map, qkv_map, tiles, NoPrefixes(), shape, scale_log2, context, queries, window));
+}
+
+template <typename T, int kDim>
+__global__ void __launch_bounds__(DecoderLayout<kDim>::kThreads, DecoderLayout<kDim>::kBlocks)
+    attention_sm90_prefix_kernel(const __grid_constant__ CUtensorMap qkv_map,
+                                 const __grid_constant__ CUtensorMap atom_map, const AttentionTile* tiles,
+                                 SharedPrefixes prefixes, DecoderHeads shape, float scale_log2, T* context,
+                                 Queries queries, KeyWindow window) {
+  EMBERT_SM90A("attention_sm90_prefix_kernel", attend_decoder_tile<T, kDim>(qkv_map, atom_map, tiles, prefixes, shape,
+                                                                            scale_log2, context, queries, window));
 }
 
 template <typename T, int kDim>
@@ -325,15 +364,21 @@ Status launch_decoder(const void* qkv, int rows, const WindowedWork& work, const
   using At = DecoderLayout<kDim>;
   const int group = heads.heads / heads.kv_heads;
   const DecoderHeads shape{heads.heads, heads.kv_heads, group, group % At::kGroups == 0};
-  const auto kernel = attention_sm90_decoder_kernel<T, kDim>;
-  const CUtensorMap* map = nullptr;
-  EMBERT_TRY(maps.get({qkv, rows, (heads.heads + 2 * heads.kv_heads) * kDim, kTileRows, 64, At::kBoxes}, map));
-  EMBERT_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, At::kSharedBytes));
+  const CUtensorMap *map = nullptr, *atom_map = nullptr;
+  EMBERT_TRY(maps.get({qkv, rows, heads.qkv_columns(), kTileRows, 64, At::kBoxes}, map));
   const float scale_log2 = float(1.4426950408889634 * scale_of(heads));
   const int blocks = shape.pairs_heads ? heads.heads / At::kGroups : heads.heads;
-  return launch("attention_sm90_decoder", kernel, dim3(blocks, work.tile_count), At::kThreads, At::kSharedBytes, stream,
-                *map, work.tiles, shape, scale_log2, static_cast<T*>(context), work.queries,
-                window_of(work.window, heads.causal));
+  const auto run = [&](const char* name, auto kernel, const auto&... arguments) -> Status {
+    EMBERT_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, At::kSharedBytes));
+    return launch(name, kernel, dim3(blocks, work.tile_count), At::kThreads, At::kSharedBytes, stream, *map,
+                  arguments..., shape, scale_log2, static_cast<T*>(context), work.queries,
+                  window_of(work.window, heads.causal));
+  };
+  if (work.prefixes == nullptr)
+    return run("attention_sm90_decoder", attention_sm90_decoder_kernel<T, kDim>, work.tiles);
+  EMBERT_TRY(maps.get({qkv, rows, heads.qkv_columns(), kPrefixStep, 64, 1}, atom_map));
+  return run("attention_sm90_prefix", attention_sm90_prefix_kernel<T, kDim>, *atom_map, work.tiles,
+             SharedPrefixes{work.prefixes});
 }
 
 }  // namespace

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from embert.engine.batch import PackedBatch, TaskOutput
-from embert.engine.encoders.base import Encoder
+from embert.engine.encoders.base import Encoder, shared_tasks
 from embert.engine.encoders.cpu.heads import ONE_ROW, Hidden, load_heads, one_row_each
 from embert.engine.encoders.cpu.kernels import instruction_set, kernels_name
 from embert.engine.encoders.cpu.operators import KernelOperators, Operators
@@ -35,7 +35,6 @@ from embert.engine.heads.description import LabelDecider, MarkerDecider
 from embert.engine.heads.embedding import EmbeddingHead
 from embert.engine.host import cpu_name, keep_freed_memory, usable_cores, usable_cpus
 from embert.engine.model import Model
-from embert.engine.models.encoder_config import DynamicNtk
 from embert.engine.tasks import ALL_TASKS, NO_TASK, Task
 from embert.engine.weights.checkpoint import Checkpoint
 
@@ -114,16 +113,12 @@ class CpuEncoder(Encoder):
         self._adapters = 0 if model.config.adapters is None else len(model.config.adapters.names)
         # Task → the pooling by which it reads one row of a sequence; tasks that are absent here read all rows.
         classifier = model.heads.classifier
-        self._reads = {Task.CLASSIFY: "cls" if classifier is None else classifier.pooling}
-        decider = model.heads.decider
+        self._reads, decider = model.poolings, model.heads.decider
         if isinstance(decider, LabelDecider):
             self._has |= Task.LABEL_MASS
-            self._reads |= dict.fromkeys((Task.DECIDE, Task.LABEL_MASS), decider.classifier.pooling)
         self._types_of_questions = isinstance(decider, MarkerDecider)  # are what token types mean, to the head only
         self.padding_id = None if classifier is None else classifier.padding_id
-        if model.include_prompt:
-            self._reads[Task.EMBED] = model.pooling
-        self.shares = self._shared_tasks(model)
+        self.shares = shared_tasks(model) if self.has_prefixes else NO_TASK
         head = model.heads.multi_vector
         self._unattended = None if head is None else head.unattended
         keep_freed_memory()
@@ -142,21 +137,6 @@ class CpuEncoder(Encoder):
         cpus = f"{usable_cpus()} of {os.cpu_count()}"
         self.choice = f"{kernels_name()} kernels, threads: {self._threads}, usable CPUs: {cpus}"
         return KernelOperators(int8=self.dtype == "int8")
-
-    def _shared_tasks(self, model: Model) -> Task:
-        """Tasks that read the last token's row only, where earlier rows do not depend on what follows them."""
-        kinds = [model.config.attention_of(layer) for layer in range(model.config.layers)]
-        # With DynamicNtk the angles depend on the length of a text.
-        plain = all(
-            kind.convolution is None and not (kind.rotary and isinstance(kind.rotary.scaling, DynamicNtk))
-            for kind in kinds
-        )
-        shares = NO_TASK
-        if self.has_prefixes and model.config.causal and plain:
-            for task, row in self._reads.items():
-                if row == "last-token":
-                    shares |= task
-        return shares
 
     @property
     def batch_tokens(self) -> int:

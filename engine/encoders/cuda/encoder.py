@@ -39,6 +39,7 @@ from embert.engine.encoders.cuda.shapes import (
     device_pooling,
     embeds_on_the_host,
     on_the_host,
+    shares_tasks,
 )
 from embert.engine.encoders.cuda.weights import chosen_dtype
 from embert.engine.encoders.positions import padding_positions
@@ -118,6 +119,8 @@ class CudaEncoder(Encoder):
     """
 
     name = "cuda"
+    prefix_step = 8  # of the extension's kernels (csrc/ops/attention_work.h)
+    prefix_least_text = 33  # shorter ones have kernels of their own
 
     def __init__(
         self,
@@ -150,7 +153,8 @@ class CudaEncoder(Encoder):
         token_classifier = model.heads.token_classifier
         self._token_logits = None if token_classifier is None else TokenLogits(token_classifier)
         classifier = model.heads.classifier
-        self._uncounted = None if classifier is None else classifier.padding_id
+        self.padding_id = None if classifier is None else classifier.padding_id
+        self.shares = shares_tasks(model)
         self._gemm, self._fold, self._graphs = gemm, fold, int(captured_tasks(model)) if graphs else 0
         self._encoders: list[Any] = []  # the extension's: without an adapter, then with each
         self.fold_refusal = ""
@@ -276,9 +280,9 @@ class CudaEncoder(Encoder):
 
         Raises EncoderError for a batch that the extension refuses, EncoderLost if the device has failed.
         """
-        batch.check(self._has, self.width, len(encoders_of(self._config)) - 1)
-        if self._uncounted is not None:
-            batch = without_padding(batch, self._uncounted)
+        batch.check(self._has, self.width, len(encoders_of(self._config)) - 1, self.shares)
+        if self.padding_id is not None:
+            batch = without_padding(batch, self.padding_id)
         flights: list[InFlightSlice] = []
         try:
             for part in parts_of(batch):
@@ -312,6 +316,7 @@ class CudaEncoder(Encoder):
                     _contiguous(batch.dimensions, np.int32),
                     _contiguous(normalize, np.bool_),
                     _contiguous(tasks, np.uint8),
+                    _contiguous(batch.prefixes, np.int32),
                 )
             )
         except (self._cuda.Refused, self._cuda.Lost) as error:

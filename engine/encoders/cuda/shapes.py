@@ -9,19 +9,21 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
+from embert.engine.encoders.base import shared_tasks
 from embert.engine.errors import UnsupportedModel
 from embert.engine.heads.description import Classifier, LabelDecider, Layer, MarkerDecider, Splade, TokenWeights
 from embert.engine.heads.pooling import POOLINGS, Dense, is_plain
 from embert.engine.model import Model
 from embert.engine.models.encoder_config import DynamicNtk, EncoderConfig, Rotary
 from embert.engine.models.tensor_names import TOKEN_TYPE_EMBEDDINGS
+from embert.engine.tasks import NO_TASK, Task
 
 MOST_TOKEN_LABELS = 8192
 MOST_DISENTANGLED_COLUMNS = 128
 MOST_DISTANCE_ROWS = 32_767
 MOST_EXPERTS = 32
 MOST_FLOAT32_COLUMNS, MOST_FLOAT32_RMS_COLUMNS = 1024, 2048
-MOST_HEAD_COLUMNS, MOST_FLOAT32_HEAD_COLUMNS = 512, 256
+MOST_HEAD_COLUMNS, MOST_FLOAT32_HEAD_COLUMNS, MOST_SHARED_HEAD_COLUMNS = 512, 256, 256
 MOST_INT8_COLUMNS, MOST_INT8_INNER = 1024, 8192
 HEAD_ACTIVATIONS = ("identity", "tanh", "relu", "sigmoid", "gelu", "gelu_tanh")
 _NOT_RUN = ", which the CUDA encoder does not run"
@@ -325,6 +327,12 @@ def device_pooling(model: Model) -> str:
     if head is not None:
         return head.pooling
     return "mean" if pools_on_the_host(model) else model.pooling
+
+
+def shares_tasks(model: Model) -> Task:
+    """Tasks of texts that may continue another one of a batch: not with adapters, by which batches are divided."""
+    fits = model.config.adapters is None and max(_head_sizes(model.config)) <= MOST_SHARED_HEAD_COLUMNS
+    return shared_tasks(model) if fits else NO_TASK
 
 
 def rotary_tables(config: EncoderConfig) -> list[Rotary]:
