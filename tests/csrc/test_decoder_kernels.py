@@ -63,7 +63,7 @@ def row_sums(found: npt.NDArray[np.float32]) -> ref.Doubles:
 
 
 @pytest.mark.parametrize("dtype", ref.DTYPES)
-@pytest.mark.parametrize("hidden", [8, 768, 1024, 2560, 4096])
+@pytest.mark.parametrize("hidden", [8, 512, 768, 1024, 2560, 4096])
 @pytest.mark.parametrize("adds", ["", "adds", "adds to rows with factors", "multiplies"])
 def test_rmsnorm(device: Device, random: np.random.Generator, dtype: int, hidden: int, adds: str) -> None:
     if dtype == ref.FLOAT32:
