@@ -37,12 +37,10 @@ Status attention(DType dtype, const void* qkv, int rows, const WindowedWork& wor
   EMBERT_TRY(check_attention_work(work.tile_count, work.short_count));
   const int heads = shape.heads, head_size = shape.head_size;
   const bool on_sm90 = maps != nullptr && work.tile_count > 0 && attention_sm90_supports(dtype, head_size, work.window);
-  // The kernels for decoders compute the same bits as the others, where both support a model.
-  const bool is_long = on_sm90 && work.longest >= kLongTokens && work.window == 0 && relative.scores == nullptr &&
-                       attention_sm90_decoder_supports(dtype, shape);
-  // A window masks nothing in short texts, unless it is narrower.
+  // A window masks nothing in short texts, unless it is narrower. The kernels for decoders compute the same bits as the
+  // others.
   const bool masks = work.window > 0 && (work.tile_count > 0 || work.window < kAttentionShort - 1);
-  if (!is_plain(shape) || is_long || (masks && !on_sm90)) {
+  if (!is_plain(shape) || (masks && !on_sm90)) {
     if (relative.scores != nullptr)
       return Status::refused("attention: scores by relative position with causal attention, shared keys or a scale");
     if (dtype == DType::kFloat32) return attention_fp32_decoder(qkv, work, shape, context, stream);
@@ -61,7 +59,7 @@ Status attention(DType dtype, const void* qkv, int rows, const WindowedWork& wor
 
 bool attention_writes_blocks(DType dtype, const WindowedWork& work, int head_size, const TensorMaps* maps) {
   return maps != nullptr && dtype == DType::kFloat16 && head_size == kHeadBlock && work.window == 0 &&
-         work.tile_count > 0 && work.longest < kLongTokens && work.queries == Queries::kAll;
+         work.tile_count > 0 && work.queries == Queries::kAll;
 }
 
 Status attention_in_blocks(const void* qkv, int rows, const WindowedWork& work, int heads,

@@ -230,8 +230,8 @@ NB_MODULE(_cuda_testing, m) {
           "attention",
           [](Bench& bench, int type, Address qkv, int rows, Address tiles, int tile_count, Address shorts,
              int short_count, int heads, int head_size, Address context, bool hopper, int queries, Address relative,
-             int reach, int window, int longest, int kv_heads, float scale, bool causal, Address prefixes) {
-            WindowedWork work({tiles, tile_count, shorts, short_count, Queries(queries)}, window, longest);
+             int reach, int window, int kv_heads, float scale, bool causal, Address prefixes) {
+            WindowedWork work({tiles, tile_count, shorts, short_count, Queries(queries)}, window);
             work.prefixes = prefixes;
             bench.check(attention(
                 DType(type), qkv, rows, work, {heads, kv_heads == 0 ? heads : kv_heads, head_size, scale, causal},
@@ -239,7 +239,7 @@ NB_MODULE(_cuda_testing, m) {
           },
           "dtype"_a, "qkv"_a, "rows"_a, "tiles"_a, "tile_count"_a, "shorts"_a, "short_count"_a, "heads"_a,
           "head_size"_a, "context"_a, "hopper"_a = false, "queries"_a = 0, "relative"_a = 0, "reach"_a = 0,
-          "window"_a = 0, "longest"_a = 0, "kv_heads"_a = 0, "scale"_a = 0.0f, "causal"_a = false, "prefixes"_a = 0)
+          "window"_a = 0, "kv_heads"_a = 0, "scale"_a = 0.0f, "causal"_a = false, "prefixes"_a = 0)
       .def("wide_attention",
            [](Bench& bench, int type, Address qkv, Address tiles, int tile_count, Address shorts, int short_count,
               int heads, int kv_heads, int head_size, bool causal, int window, Address context, int step_keys) {

@@ -162,9 +162,7 @@ Status Replay::attend(const Op& op) {
   const AttentionHeads heads = config_.attention_heads(op.layer);
   uint8_t *const qkv = buffers_.rows(op.x), *const context = buffers_.rows(op.y);
   const OffsetsOutput& offsets = buffers_.offsets();
-  // Only models with RoPE use tiles for long texts: for others they are not measured.
-  WindowedWork work({offsets.tiles, plan_.tiles, offsets.shorts, plan_.shorts}, config_.attention_of(op.layer).window,
-                    config_.angle_tables().empty() ? 0 : plan_.longest);
+  WindowedWork work({offsets.tiles, plan_.tiles, offsets.shorts, plan_.shorts}, config_.attention_of(op.layer).window);
   if (plan_.work != nullptr) {
     const PrefixWorkLayout layout(plan_.tiles, plan_.shorts);
     work.tiles = reinterpret_cast<const AttentionTile*>(plan_.work);

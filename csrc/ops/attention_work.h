@@ -47,16 +47,9 @@ struct AttentionWork {
 struct WindowedWork : AttentionWork {
   // A query attends to this many keys on each side of itself; 0: all of its text. Never with RelativeScores.
   int window = 0;
-  // An upper bound on the tokens of the batch's longest text. No bits depend on it; 0: unknown, and tiles have
-  // kAttentionRows.
-  int longest = 0;
   const TilePrefix* prefixes = nullptr;  // of each tile; null: none has a prefix. Short texts have none
-  WindowedWork(const AttentionWork& work, int window = 0, int longest = 0)
-      : AttentionWork(work), window(window), longest(longest) {}
+  WindowedWork(const AttentionWork& work, int window = 0) : AttentionWork(work), window(window) {}
 };
-// From this many tokens on tiles have twice as many rows, on Hopper (attention/sm90/decoder.cu): by count, tiles of
-// kAttentionRows are then bound by K and V, which each reads from the L2 cache. Not measured.
-constexpr int kLongTokens = 1024;
 constexpr int kMaxAttentionTiles = 65535;  // gridDim.y: a tile has one block per head
 inline Status check_attention_work(int tiles, int shorts) {
   if (int64_t(tiles) + (shorts + 1) / 2 <= kMaxAttentionTiles && shorts <= kMaxAttentionTiles) return {};

@@ -11,8 +11,8 @@
 #include "heads/splade.h"
 #include "ops/convolution.h"
 #include "ops/elementwise.h"
-#include "ops/experts.h"
 #include "ops/embedding.h"
+#include "ops/experts.h"
 #include "ops/norm.h"
 
 int pairs_of_text = 2;
@@ -74,8 +74,8 @@ Status attention_in_blocks(const void*, int, const WindowedWork&, int, const Rel
 Status attention(DType, const void* qkv, int rows, const WindowedWork& work, const AttentionHeads&,
                  const RelativeScores&, void* context, TensorMaps*, const Stream& stream) {
   if (fails(faults.attentions)) return faults.attention;
-  tell("attention x=%ld rows=%d tiles=%d shorts=%d queries=%d window=%d longest=%d ", at(qkv), rows, work.tile_count,
-       work.short_count, int(work.queries), work.window, work.longest);
+  tell("attention x=%ld rows=%d tiles=%d shorts=%d queries=%d window=%d ", at(qkv), rows, work.tile_count,
+       work.short_count, int(work.queries), work.window);
   tell("y=%ld backwards=%d\n", at(context), stream.backwards);
   return {};
 }

@@ -55,7 +55,7 @@ def run_attention(
     shared: list[tuple[int, int]] | None = None,
     **more: Any,
 ) -> npt.NDArray[np.generic]:
-    """The context of rows qkv. `more`: window, scale, causal, longest.
+    """The context of rows qkv. `more`: window, scale, causal.
 
     `shared`: of each text, the row of its prefix and its tokens, which precede `lengths`.
     """

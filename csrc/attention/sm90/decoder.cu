@@ -1,6 +1,5 @@
 // Attention of decoders on Hopper: heads that share keys and values, causal or with windows; head sizes 64, 128 and
-// 256, 16-bit types. Long texts of encoders with heads of 64 are its work, too: half as many reads of K and V as in
-// sm90.cu, with the same bits. Texts of up to 32 tokens are sm80_decoder.cu's.
+// 256, 16-bit types. Texts of up to 32 tokens are sm80_decoder.cu's.
 //
 // A block is two warpgroups of 64 query rows each, which share K and V: two heads of a group with the same queries, or
 // where a group has an odd number of heads, two tiles of one head. Both products are wgmma; TMA loads Q once, and K and
