@@ -42,7 +42,8 @@ def common_prefix(ids: Ints, lengths: Ints, tasks: Task, encoder: Encoder) -> in
         columns = min(2 * columns, _MOST_COLUMNS)
     done -= done % encoder.prefix_step
     saved = done * (len(lengths) - 1)
-    return done if done >= LEAST_TOKENS and saved >= LEAST_SHARE * len(ids) else 0
+    least = max(LEAST_SHARE * len(ids), encoder.prefix_least_saved)
+    return done if done >= LEAST_TOKENS and saved >= least else 0
 
 
 def continue_first(batch: PackedBatch, tokens: int) -> PackedBatch:

@@ -65,6 +65,7 @@ class Encoder(Protocol):
     padding_id: int | None = None  # no text that ends with this token may
     prefix_step: int = 1  # the tokens that they share are a multiple of it
     prefix_least_text: int = 0  # no text of fewer tokens may
+    prefix_least_saved: int = 0  # tokens of a request; where they are fewer, none of its texts may
 
     @property
     def batch_tokens(self) -> int:

@@ -85,7 +85,13 @@ def test_prefixes_that_the_batch_does_not_have(wrong: tuple[int, int], tmp_path:
 def test_prefix_of_texts() -> None:
     def found(*texts: Sequence[int], tasks: Task = Task.CLASSIFY, **encoder: Any) -> int:
         batch = engine.pack([np.array(text, np.int32) for text in texts])
-        defaults = {"shares": Task.CLASSIFY, "padding_id": None, "prefix_step": 1, "prefix_least_text": 0}
+        defaults = {
+            "shares": Task.CLASSIFY,
+            "padding_id": None,
+            "prefix_step": 1,
+            "prefix_least_text": 0,
+            "prefix_least_saved": 0,
+        }
         of: Any = SimpleNamespace(**{**defaults, **encoder})
         return common_prefix(batch.ids, np.diff(batch.cu_seqlens), tasks, of)
 
@@ -103,6 +109,8 @@ def test_prefix_of_texts() -> None:
     assert found(many[:23], many[:23], prefix_step=32) == 0
     assert found(many[:32], many, prefix_least_text=33) == 0
     assert found(many[:33], many, prefix_least_text=33) == 32
+    assert found(many, many, prefix_least_saved=99) == 99
+    assert found(many, many, prefix_least_saved=100) == 0
 
 
 def test_batches_of_one_call_share_its_prefix(tmp_path: Path) -> None:
