@@ -29,7 +29,7 @@ from embert.engine.heads.scores import LabelScore, Ranked, best_labels, ranked, 
 from embert.engine.heads.zero_shot import TEMPLATE, check_labels, hypotheses, zero_shot_labels
 from embert.engine.loader import load_encoder
 from embert.engine.model import Model, load_model
-from embert.engine.options import output_width, resolve_options
+from embert.engine.options import check_instruction_tokens, check_pair_instruction, output_width, resolve_options
 from embert.engine.quantization import MIN_ACCURACY
 from embert.engine.tasks import Task, task_names
 from embert.engine.tokenization.encoded import Encoded, TokenizeOptions, check_sequence, check_text, check_texts
@@ -43,13 +43,19 @@ WINDOW_TEXTS = 4096
 
 
 class ScoreOptions(TypedDict, total=False):
-    """Options of `Engine.score`, `Engine.rerank` and `Engine.classify`. The last three are those of `Engine.embed`."""
+    """Options of `Engine.classify` and `Engine.zero_shot`. The last three are those of `Engine.embed`."""
 
     raw: bool  # the model's logits instead of scores; False by default
     prompt_name: str | None  # goes before a text, of a pair before the first
     truncate: bool
     batch_tokens: int | None
     progress: Callable[[int], None] | None
+
+
+class PairOptions(ScoreOptions, total=False):
+    """Options of `Engine.score` and `Engine.rerank`."""
+
+    instruction: str | None  # in place of that of a reranker's chat template
 
 
 class Engine:
@@ -107,6 +113,7 @@ class Engine:
         *,
         task: str | None = None,
         prompt_name: str | None = None,
+        instruction: str | None = None,
         normalize: bool = True,
         dimensions: int | None = None,
         truncate: bool = True,
@@ -117,19 +124,28 @@ class Engine:
 
         `task` names one of the model's adapters, and its prompt; None uses the model's own weights. `prompt_name` names
         one of the model's prompts, and the adapter of that name; None uses the model's default prompt, if it has one.
-        Where both are given, the prompt is the second one's.
-        `normalize` gives rows of length 1. `dimensions` keeps that many columns of each row, before normalizing.
-        `batch_tokens` bounds the tokens of a forward; None is the encoder's own bound. `progress` is called after each
-        batch with the number of its texts.
+        Where both are given, the prompt is the second one's. `instruction` replaces that in the model's prompt of
+        queries, which precedes the texts. `normalize` gives rows of length 1. `dimensions` keeps that many columns of
+        each row, before normalizing. `batch_tokens` bounds the tokens of a forward; None is the encoder's own bound.
+        `progress` is called after each batch with the number of its texts.
 
         Raises InputError for a model that does not embed, for `texts` that are not a list of strings, for an unknown
-        task or prompt, for dimensions outside 1 … width, for a text that is not valid Unicode, or too long while
-        `truncate` is false; EncoderError if a forward fails or a vector is not finite.
+        task or prompt, for an instruction that the model does not read or that leaves no token for a text, for
+        dimensions outside 1 … width, for a text that is not valid Unicode, or too long while `truncate` is false;
+        EncoderError if a forward fails or a vector is not finite.
         """
         require_task(self.model, Task.EMBED)
         _check_flags(normalize=normalize, truncate=truncate)
         width = output_width(self.model, dimensions)
-        encoded = encode_texts(self.model, self.tokenizer, texts, task=task, prompt_name=prompt_name, truncate=truncate)
+        encoded = encode_texts(
+            self.model,
+            self.tokenizer,
+            texts,
+            task=task,
+            prompt_name=prompt_name,
+            instruction=instruction,
+            truncate=truncate,
+        )
         vectors = np.empty((len(texts), width), np.float32)
         for numbers, rows in self._rows(
             encoded, Task.EMBED, batch_tokens, progress, dimensions=width if dimensions else 0, normalize=normalize
@@ -153,6 +169,7 @@ class Engine:
         *,
         task: str | None = None,
         prompt_name: str | None = None,
+        instruction: str | None = None,
         truncate: bool = True,
         batch_tokens: int | None = None,
         progress: Callable[[int], None] | None = None,
@@ -163,7 +180,15 @@ class Engine:
         """
         require_task(self.model, Task.SPARSE)
         _check_flags(truncate=truncate)
-        encoded = encode_texts(self.model, self.tokenizer, texts, task=task, prompt_name=prompt_name, truncate=truncate)
+        encoded = encode_texts(
+            self.model,
+            self.tokenizer,
+            texts,
+            task=task,
+            prompt_name=prompt_name,
+            instruction=instruction,
+            truncate=truncate,
+        )
         vectors: dict[int, SparseVector] = {}
         for numbers, rows in self._rows(encoded, Task.SPARSE, batch_tokens, progress):
             vectors.update(zip(numbers.tolist(), rows.sparse_vectors(), strict=True))
@@ -176,6 +201,7 @@ class Engine:
         is_query: bool = False,
         task: str | None = None,
         prompt_name: str | None = None,
+        instruction: str | None = None,
         truncate: bool = True,
         batch_tokens: int | None = None,
         progress: Callable[[int], None] | None = None,
@@ -190,7 +216,14 @@ class Engine:
             raise _missing(self.model, Task.MULTI, "texts")
         _check_flags(is_query=is_query, truncate=truncate)
         encoded = encode_texts(
-            self.model, self.tokenizer, texts, task=task, prompt_name=prompt_name, truncate=truncate, is_query=is_query
+            self.model,
+            self.tokenizer,
+            texts,
+            task=task,
+            prompt_name=prompt_name,
+            instruction=instruction,
+            truncate=truncate,
+            is_query=is_query,
         )
         vectors = dict(self._multi_vectors(self.model.heads.multi_vector, encoded, is_query, batch_tokens, progress))
         return [vectors[number] for number in range(len(texts))]
@@ -211,31 +244,32 @@ class Engine:
                 vectors = rows.values[start:stop][mask[starts[number] : starts[number + 1]]]
                 yield number, pooled(vectors, head.role(is_query))
 
-    def score(self, pairs: Sequence[Pair], **options: Unpack[ScoreOptions]) -> Vectors:
+    def score(self, pairs: Sequence[Pair], **options: Unpack[PairOptions]) -> Vectors:
         """Score pairs of texts with a model of one label, such as a reranker, or of late interaction: float32 [n].
 
         Scores are what the model's files make of its logits, mostly their sigmoid. The longer text of a pair that is
         too long is cut first. With late interaction the first texts are queries, and scores are MaxSim. Raises
-        InputError as `classify` does, and for a model with several labels.
+        InputError as `classify` does, for a model with several labels, and for an instruction that the model does not
+        read or that leaves no token for a pair.
         """
-        _check_options(options)
+        instruction = self._check_pair_options(options)
         check_sequence(pairs, "pairs")
         head = self.model.late_interaction
         if head is not None:
             return self._max_sims(head, *_split_pairs(dict(enumerate(pairs)), "pairs"), ("pairs", "pairs"), options)
         classifier = self._scorer("pairs")
-        logits = self._pair_logits(classifier, dict(enumerate(pairs)), "pairs", options)
+        logits = self._pair_logits(classifier, dict(enumerate(pairs)), "pairs", options, instruction)
         return scores(logits, _activation(classifier, options))[:, 0]
 
     def rerank(
-        self, query: str, texts: Sequence[str], *, top_n: int | None = None, **options: Unpack[ScoreOptions]
+        self, query: str, texts: Sequence[str], *, top_n: int | None = None, **options: Unpack[PairOptions]
     ) -> list[Ranked]:
         """Score each text with a query, as `score` does: the texts' indices and scores, best first.
 
         Equals come in the order given. `top_n` keeps that many of the best. Raises InputError as `score` does, and for
         a `top_n` below 1.
         """
-        _check_options(options)
+        instruction = self._check_pair_options(options)
         if top_n is not None and (type(top_n) is not int or top_n < 1):
             raise InputError(f"must be at least 1, found {top_n!r}", param="top_n")
         check_text(query, "query")
@@ -246,7 +280,7 @@ class Engine:
         encoded = self.tokenizer.encode_pairs(
             [resolve_options(self.model, prompt_name=options.get("prompt_name"))[0] + query],
             texts,
-            TokenizeOptions(truncate=options.get("truncate", True), param="query"),
+            TokenizeOptions(truncate=options.get("truncate", True), param="query", instruction=instruction),
         )
         return ranked(self._logits(classifier, encoded, options)[:, 0], _activation(classifier, options), top_n)
 
@@ -406,8 +440,20 @@ class Engine:
         found = entities_of(texts, spans, rows_of, classifier.labels, self.tokenizer, options)
         return [entities for entities in found if entities is not None]
 
+    def _check_pair_options(self, options: PairOptions) -> str | None:
+        """Returns the instruction. Raises as `_check_options`, and InputError for a model that reads none."""
+        _check_options(options, PairOptions)
+        instruction = options.get("instruction")
+        check_pair_instruction(self.model, instruction)
+        return instruction
+
     def _pair_logits(
-        self, classifier: Classifier, pairs: Mapping[int, Pair], param: str, options: ScoreOptions
+        self,
+        classifier: Classifier,
+        pairs: Mapping[int, Pair],
+        param: str,
+        options: ScoreOptions,
+        instruction: str | None = None,
     ) -> Vectors:
         """The logits of numbered pairs: float32 [n, labels]."""
         prompt = resolve_options(self.model, prompt_name=options.get("prompt_name"))[0]
@@ -415,7 +461,9 @@ class Engine:
         encoded = self.tokenizer.encode_pairs(
             [prompt + first for first in firsts],
             seconds,
-            TokenizeOptions(truncate=options.get("truncate", True), param=param, second_param=param),
+            TokenizeOptions(
+                truncate=options.get("truncate", True), param=param, second_param=param, instruction=instruction
+            ),
         )
         return self._logits(classifier, encoded, options, [*pairs])
 
@@ -505,6 +553,7 @@ def encode_texts(
     *,
     task: str | None = None,
     prompt_name: str | None = None,
+    instruction: str | None = None,
     truncate: bool = True,
     is_query: bool | None = None,
 ) -> Encoded:
@@ -512,7 +561,12 @@ def encode_texts(
 
     `is_query` is for late interaction only. Raises InputError as `Engine.embed` does.
     """
-    prompt, adapter = resolve_options(model, task, prompt_name, is_query)
+    prompt, adapter = resolve_options(model, task, prompt_name, is_query, instruction=instruction)
+    if instruction is not None:
+        if is_query is False:
+            raise InputError("is for queries, and these texts are documents", param="instruction")
+        alone = tokenizer.encode([prompt], TokenizeOptions(truncate=True, param="instruction"))
+        check_instruction_tokens(instruction, alone, model.max_input_length)
     options = TokenizeOptions(truncate=truncate, param="texts", is_query=is_query)
     encoded = tokenizer.encode(texts, options, prompt=prompt)
     return encoded if adapter < 0 else dataclasses.replace(encoded, adapter=adapter)
@@ -552,11 +606,11 @@ def _missing(model: Model, task: Task, param: str) -> InputError:
     return InputError(f"does not have the task {missing}; it has {has}", param=param, subject=model.model_id)
 
 
-def _check_options(options: ScoreOptions) -> None:
+def _check_options(options: ScoreOptions, kind: type = ScoreOptions) -> None:
     """Raise TypeError for an unknown option, as Python's calls do; InputError for a flag that is not a bool."""
-    unknown = options.keys() - ScoreOptions.__annotations__.keys()
+    unknown = options.keys() - kind.__annotations__.keys()
     if unknown:
-        known = ", ".join(ScoreOptions.__annotations__)
+        known = ", ".join(kind.__annotations__)
         raise TypeError(f"unexpected option {min(unknown)!r}; the options are {known}")
     _check_flags(raw=options.get("raw", False), truncate=options.get("truncate", True))
 

@@ -11,9 +11,18 @@ from typing import Any
 from embert.engine.errors import InputError
 from embert.engine.model import Model
 from embert.engine.tasks import Task, task_names
+from embert.engine.tokenization.encoded import Encoded, check_text
 from embert.engine.tokenization.tokenizer import Tokenizer
 
-__all__ = ["DefaultPrompt", "instruction_prompt", "missing_tasks", "output_width", "resolve_limit", "resolve_options"]
+__all__ = [
+    "DefaultPrompt",
+    "check_instruction_tokens",
+    "check_pair_instruction",
+    "missing_tasks",
+    "output_width",
+    "resolve_limit",
+    "resolve_options",
+]
 
 PROMPTS = {True: "query", False: "document"}  # of models whose adapters do not name prompts
 ROLES = {True: "retrieval.query", False: "retrieval.passage"}  # adapters of queries and of documents, in jina's words
@@ -43,13 +52,15 @@ def resolve_options(
     prompt_name: str | None = None,
     is_query: bool | None = None,
     default: DefaultPrompt | None = None,
+    instruction: str | None = None,
 ) -> tuple[str, int]:
     """Returns the text of the prompt, and the index of the adapter or -1.
 
     The prompt is that of `prompt_name`, else of `task`, else that of queries or documents (`is_query`; None: neither),
     else the default. The adapter is that of `task`, else of `prompt_name`, else that of queries or documents, else
-    that of the default prompt's name. Where adapters do not name prompts, the two are chosen separately. Raises
-    InputError for names that the model does not have.
+    that of the default prompt's name. Where adapters do not name prompts, the two are chosen separately. An
+    `instruction` replaces the prompt by that of queries with this instruction. Raises InputError for names that the
+    model does not have, and for an instruction that it does not read or that comes with `prompt_name`.
     """
     if default is None:
         default = DefaultPrompt.of(model)
@@ -69,6 +80,12 @@ def resolve_options(
         adapter = adapters.number(task or name or default.name)
     elif task is not None:
         raise InputError(f"names an adapter, and {model.model_id} has none", param="task")
+    if instruction is not None:
+        if prompt_name is not None:
+            raise InputError(
+                "cannot be used with `prompt_name`, which chooses a prompt as it stands", param="instruction"
+            )
+        return _instruction_prompt(model, instruction), adapter
     if name is None:
         head = model.heads.multi_vector
         if is_query is None or head is None or default.replaces_roles:
@@ -98,14 +115,33 @@ def _separate(
 INSTRUCTED = (("Instruct: ", "\nQuery:"), ("<instruct>", "\n<query>"))
 
 
-def instruction_prompt(model: Model, instruction: str) -> str:
+def _instruction_prompt(model: Model, instruction: str) -> str:
     """Returns the model's prompt of queries with another instruction. Raises InputError for a model without any."""
+    check_text(instruction, "instruction")
     for prompt in model.prompts.values():
         for start, end in INSTRUCTED:
             before, found, after = prompt.partition(end)
             if found and before.startswith(start):
                 return f"{start}{instruction}{end}{after}"
     raise InputError("is not read by this model, whose prompts have none", param="instruction")
+
+
+def check_instruction_tokens(instruction: str, prompt: Encoded, limit: int) -> None:
+    """Raises InputError if `prompt`, which has the instruction, leaves none of `limit` tokens to a text."""
+    if prompt.truncated or prompt.tokens >= limit:
+        raise InputError(
+            f"has {len(instruction)} characters and leaves no token for a text; the limit is {limit} tokens",
+            param="instruction",
+        )
+
+
+def check_pair_instruction(model: Model, instruction: str | None) -> None:
+    """Raises InputError for an instruction if it is not a string, or if the model's pairs have none."""
+    if instruction is None:
+        return
+    check_text(instruction, "instruction")
+    if model.pair_text is None or model.pair_text.instructed is None:
+        raise InputError("is not read by this model, which reads only the query and the document", param="instruction")
 
 
 def output_width(model: Model, dimensions: int | None, param: str = "dimensions") -> int:

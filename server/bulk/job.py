@@ -59,6 +59,7 @@ class Job:
     is_query: bool = False  # for MULTI
     adapter: str | None = None
     prompt_name: str | None = None
+    instruction: str | None = None
     normalize: bool = True
     dimensions: int | None = None
     truncate: bool = True

@@ -45,6 +45,7 @@ def run_manifest(
         "--queries": job.is_query,
         "--task": job.adapter,
         "--prompt-name": job.prompt_name,
+        "--instruction": job.instruction,
         "--dimensions": job.dimensions,
         "--no-normalize": not job.normalize,
         "--no-truncate": not job.truncate,

@@ -107,6 +107,7 @@ class TokenizationStage:
             texts,
             task=job.adapter,
             prompt_name=job.prompt_name,
+            instruction=job.instruction,
             truncate=job.truncate,
             is_query=job.is_query if job.task == Task.MULTI else None,
         )

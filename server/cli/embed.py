@@ -113,6 +113,7 @@ def _job(arguments: argparse.Namespace, files: Sequence[str]) -> Job:
         is_query=arguments.queries,
         adapter=arguments.task,
         prompt_name=arguments.prompt_name,
+        instruction=arguments.instruction,
         normalize=arguments.normalize,
         dimensions=arguments.dimensions,
         truncate=arguments.truncate,

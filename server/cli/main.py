@@ -138,6 +138,7 @@ def _parser() -> argparse.ArgumentParser:
     embed.add_argument("--dimensions", type=int, metavar="N", help="truncate the vectors to N numbers")
     embed.add_argument("--task", metavar="NAME", help="name of the model's adapter, and of its prompt")
     embed.add_argument("--prompt-name", metavar="NAME", help="name of the model's prompt that precedes each text")
+    embed.add_argument("--instruction", metavar="TEXT", help="instruction in place of that in the prompt of queries")
     embed.add_argument(
         "--no-normalize", dest="normalize", action="store_false", help="do not scale vectors to length 1"
     )
@@ -158,6 +159,7 @@ def _parser() -> argparse.ArgumentParser:
     rerank.add_argument("--raw", action="store_true", help="the model's logits instead of scores")
     rerank.add_argument("--return-text", action="store_true", help="the texts too")
     rerank.add_argument("--prompt-name", metavar="NAME", help="name of the model's prompt that precedes the query")
+    rerank.add_argument("--instruction", metavar="TEXT", help="instruction in place of the model's own")
     _add_common_options(rerank, "pair")
     _add_load_options(rerank)
 

@@ -37,6 +37,7 @@ def rerank(arguments: argparse.Namespace) -> None:
             top_n=arguments.top_n,
             raw=arguments.raw,
             prompt_name=arguments.prompt_name,
+            instruction=arguments.instruction,
             truncate=arguments.truncate,
             progress=advance,
         )

@@ -146,11 +146,9 @@ async def embeddings(context: RequestContext) -> tuple[bytes, bytes]:
     if request.input_type is not None and is_query is None and (request.task is None or not _names_prompts(handle)):
         prompt_name, is_query = read_input_type(handle, request.input_type, request.input, prompt_name)
     if request.instruction is not None:
-        if request.prompt_name is not None:
-            raise Invalid("cannot be used with `prompt_name`, which chooses a prompt as it stands", "instruction")
         if isinstance(request.input_type, str) and request.input_type in _DOCUMENT:
             raise Invalid("is for queries, and `input_type` says that these are documents", "instruction")
-        prompt_name = None
+        prompt_name = request.prompt_name  # not that of `input_type`
     dimensions = handle.served.check_dimensions(request.dimensions or None)  # 0 is the default of Infinity's client
     number_type = _number_type(request, tasks, dimensions or handle.model.width)
     limit = request.truncate_prompt_tokens

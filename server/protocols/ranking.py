@@ -15,8 +15,9 @@ from pydantic import ConfigDict
 from embert.engine import Encoded, Task
 from embert.engine.heads.description import Classifier
 from embert.engine.heads.scores import scores
+from embert.engine.options import check_pair_instruction
 from embert.engine.tokenization.encoded import TokenizeOptions
-from embert.server.http.errors import EmptyInput, Invalid
+from embert.server.http.errors import EmptyInput
 from embert.server.protocols.request_context import RequestContext
 from embert.server.registry.inputs import TextPairs
 from embert.server.request.request_body import FAIL_FAST, InputForm, RequestBody
@@ -81,9 +82,7 @@ async def score_pairs(
         handle.limits.check_documents(len(texts), param)
     instruction = options.instruction
     if instruction is not None:
-        pair_text = handle.model.pair_text
-        if pair_text is None or pair_text.instructed is None:
-            raise Invalid("is not read by this model, which reads only the query and the document", "instruction")
+        check_pair_instruction(handle.model, instruction)
         context.hold(2 * len(instruction) * len(seconds), "the pairs with their instruction")
     if handle.served.scorer is None:
         encoded, is_query = await context.tokenize_roles(TextPairs(firsts, seconds), options)

@@ -19,7 +19,7 @@ from embert.engine import Encoded, Task, TaskOutput
 from embert.engine.batch import cumulative
 from embert.engine.encode_batches import gathered
 from embert.engine.heads.late_interaction import multi_vector_mask, pooled_texts
-from embert.engine.options import instruction_prompt
+from embert.engine.options import check_instruction_tokens
 from embert.engine.tokenization.encoded import EncodedSpans, TokenizeOptions
 from embert.server.config import option_name
 from embert.server.engine_client.router import EncodeResult, TooManyWeights
@@ -268,11 +268,12 @@ class RequestContext:
         handle, param, is_query = self.handle, options.param, options.is_query
         self._is_query = bool(is_query)
         texts = self._read_texts(inputs, param)
-        if texts.kind is not str and prompt_name is not None:
-            raise Invalid("cannot be used with token ids, which are taken as they are", "prompt_name")
-        prompt, adapter = handle.served.resolve_options(task, prompt_name, is_query)
+        for name, value in (("prompt_name", prompt_name), ("instruction", instruction)):
+            if texts.kind is not str and value is not None:
+                raise Invalid("cannot be used with token ids, which are taken as they are", name)
+        prompt, adapter = handle.served.resolve_options(task, prompt_name, is_query, instruction)
         if instruction is not None:
-            texts, prompt = await self._instructed(texts, instruction, options)
+            texts = await self._instructed(texts, instruction, prompt, options)
         least = None
         if texts.most_tokens > _QUICK_TOKENS:
             least = partial(texts.least_tokens, handle.model.max_input_length)
@@ -281,16 +282,13 @@ class RequestContext:
         return encoded if adapter < 0 else dataclasses.replace(encoded, adapter=adapter)
 
     async def _instructed(
-        self, texts: InputTexts, instruction: str, options: TokenizeOptions
-    ) -> tuple[InputTexts, str]:
-        """The texts, with the size that they have behind the prompt, and the prompt, whose tokens are counted once.
+        self, texts: InputTexts, instruction: str, prompt: str, options: TokenizeOptions
+    ) -> InputTexts:
+        """The texts, with the size that they have behind the prompt, whose tokens are counted once.
 
-        Raises Invalid for token ids, and InputError for a model without instructions and one that leaves no token.
+        Raises InputError for an instruction that leaves no token.
         """
         handle, param = self.handle, "instruction"
-        if texts.kind is not str:
-            raise Invalid("cannot be used with token ids, which are taken as they are", param)
-        prompt = instruction_prompt(handle.model, instruction)
         added = len(prompt) * len(texts.items)
         self.hold(2 * added, "the texts with their instruction")
         limit = min(options.limit or handle.model.max_input_length, handle.model.max_input_length)
@@ -299,11 +297,8 @@ class RequestContext:
             handle.check_progress, self.options, partial(handle.limits.check_tokens, param=param, more=True)
         )
         counted = await handle.input_tokenizer.encode(InputTexts.of([prompt], param), self.receive, check, alone, "")
-        if counted.truncated or counted.tokens >= limit:
-            raise Invalid(
-                f"has {len(instruction)} characters and leaves no token for a text; the limit is {limit} tokens", param
-            )
-        return dataclasses.replace(texts, characters=texts.characters + added), prompt
+        check_instruction_tokens(instruction, counted, limit)
+        return dataclasses.replace(texts, characters=texts.characters + added)
 
     async def tokenize_spans(
         self, inputs: str | list[str], options: TokenizeOptions, *, stride: int | None

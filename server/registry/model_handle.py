@@ -243,10 +243,14 @@ class ServedModel:
         return 0 if width == self._model.width else width
 
     def resolve_options(
-        self, task: str | None = None, prompt_name: str | None = None, is_query: bool | None = None
+        self,
+        task: str | None = None,
+        prompt_name: str | None = None,
+        is_query: bool | None = None,
+        instruction: str | None = None,
     ) -> tuple[str, int]:
         """Returns the prompt and the adapter of a request, by the rules of the engine and the server's default."""
-        return resolve_options(self._model, task, prompt_name, is_query, self._default)
+        return resolve_options(self._model, task, prompt_name, is_query, self._default, instruction)
 
     def is_query(self, input_type: str | None, tasks: Task) -> bool | None:
         """Returns whether `input_type` stands for queries; None if it makes no difference or is not given."""

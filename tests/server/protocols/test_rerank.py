@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,8 +9,7 @@ import httpx
 import numpy as np
 import pytest
 
-from tests.engine.test_decoders import qwen
-from tests.oracles.model_cases import build
+from tests.engine.test_decoders import instructed_models
 from tests.server.live import STAND_IN, Live, live
 from tests.server.models import NAN_WORD
 from tests.server.protocols.oracle import logits_of, model_folder, sigmoid
@@ -334,16 +332,7 @@ def test_what_the_metrics_count(small: Live) -> None:
 @pytest.fixture(scope="module")
 def instructed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
     """A published reranker, and an embedder whose prompt of queries has an instruction."""
-    folders = [tmp_path_factory.mktemp("models") / name for name in ("ranks", "embeds")]
-    prompts = {"query": "Instruct: Find it.\nQuery:", "document": ""}
-    for folder, case, head in zip(folders, ("qwen3", "qwen2"), ("ForCausalLM", "Model"), strict=True):
-        build(folder, case, vocab_size=400, head=head, modules=head == "Model", max_position_embeddings=512)
-        backend, fields = qwen()
-        backend.add_tokens(["yes", "no"])
-        backend.save(str(folder / "tokenizer.json"))
-        (folder / "tokenizer_config.json").write_text(json.dumps({**fields, "model_max_length": 512}))
-    (folders[0] / "README.md").write_text("# Qwen3-Reranker-0.6B\n")
-    (folders[1] / "config_sentence_transformers.json").write_text(json.dumps({"prompts": prompts}))
+    folders = instructed_models(tmp_path_factory.mktemp("models"))
     with live(*(f"{folder.name}={folder}" for folder in folders), "--device", "cpu") as running:
         yield running
 
