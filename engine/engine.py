@@ -137,15 +137,7 @@ class Engine:
         require_task(self.model, Task.EMBED)
         _check_flags(normalize=normalize, truncate=truncate)
         width = output_width(self.model, dimensions)
-        encoded = encode_texts(
-            self.model,
-            self.tokenizer,
-            texts,
-            task=task,
-            prompt_name=prompt_name,
-            instruction=instruction,
-            truncate=truncate,
-        )
+        encoded = self._encode(texts, task, prompt_name, instruction, truncate)
         vectors = np.empty((len(texts), width), np.float32)
         for numbers, rows in self._rows(
             encoded, Task.EMBED, batch_tokens, progress, dimensions=width if dimensions else 0, normalize=normalize
@@ -180,15 +172,7 @@ class Engine:
         """
         require_task(self.model, Task.SPARSE)
         _check_flags(truncate=truncate)
-        encoded = encode_texts(
-            self.model,
-            self.tokenizer,
-            texts,
-            task=task,
-            prompt_name=prompt_name,
-            instruction=instruction,
-            truncate=truncate,
-        )
+        encoded = self._encode(texts, task, prompt_name, instruction, truncate)
         vectors: dict[int, SparseVector] = {}
         for numbers, rows in self._rows(encoded, Task.SPARSE, batch_tokens, progress):
             vectors.update(zip(numbers.tolist(), rows.sparse_vectors(), strict=True))
@@ -215,16 +199,7 @@ class Engine:
         if self.model.heads.multi_vector is None:
             raise _missing(self.model, Task.MULTI, "texts")
         _check_flags(is_query=is_query, truncate=truncate)
-        encoded = encode_texts(
-            self.model,
-            self.tokenizer,
-            texts,
-            task=task,
-            prompt_name=prompt_name,
-            instruction=instruction,
-            truncate=truncate,
-            is_query=is_query,
-        )
+        encoded = self._encode(texts, task, prompt_name, instruction, truncate, is_query)
         vectors = dict(self._multi_vectors(self.model.heads.multi_vector, encoded, is_query, batch_tokens, progress))
         return [vectors[number] for number in range(len(texts))]
 
@@ -439,6 +414,26 @@ class Engine:
         rows_of = [logits[number] for number in range(spans.encoded.sequences)]
         found = entities_of(texts, spans, rows_of, classifier.labels, self.tokenizer, options)
         return [entities for entities in found if entities is not None]
+
+    def _encode(
+        self,
+        texts: Sequence[str],
+        task: str | None,
+        prompt_name: str | None,
+        instruction: str | None,
+        truncate: bool,
+        is_query: bool | None = None,
+    ) -> Encoded:
+        return encode_texts(
+            self.model,
+            self.tokenizer,
+            texts,
+            task=task,
+            prompt_name=prompt_name,
+            instruction=instruction,
+            truncate=truncate,
+            is_query=is_query,
+        )
 
     def _check_pair_options(self, options: PairOptions) -> str | None:
         """Returns the instruction. Raises as `_check_options`, and InputError for a model that reads none."""
