@@ -36,7 +36,7 @@ class UnsupportedModel(ModelError):
 
 
 class TakesNoPair(UnsupportedModel):
-    """A chat template takes no query and document."""
+    """A chat template does not take a query and a document."""
 
 
 class HeadMisfit(UnsupportedModel):

@@ -261,7 +261,8 @@ Norm = tuple[torch.Tensor, float]  # gamma, epsilon
 class DecoderLayer:
     """The same of a decoder's layer. Gemma 3 also has norms after attention and after the feed-forward network.
 
-    EmbeddingGemma 2 has heads of its own in each layer, normalizes values, and gates an input of each layer.
+    EmbeddingGemma 2's layers differ in the number and size of their heads. It also normalizes values, and multiplies an
+    additional input of each layer by a gate.
     """
 
     kind: str  # of attention, which chooses the rotation; empty: there is one only

@@ -143,7 +143,7 @@ class FeedForward {
                      Stream& stream) = 0;
 };
 
-// The matrices of a layer's experts, one expert's below the other's. Experts have no biases of their own.
+// The matrices of a layer's experts, one expert's below the other's. Single experts have no biases.
 struct ExpertWeights {
   uint8_t *inner = nullptr, *out = nullptr;  // [count · columns, hidden], [count · hidden, columns]
   int count = 0, hidden = 0, columns = 0;

@@ -128,7 +128,7 @@ def _text_around(
     pairs = (SENTINELS, (query, ""), ("", document), *probes)
     first, without_document, without_query, *probed = _render(path, source, [rendering(*pair) for pair in pairs])
     if first in (without_document, without_query):
-        raise TakesNoPair(f"{path}: the chat template takes no query and document")
+        raise TakesNoPair(f"{path}: the chat template does not take a query and a document")
     before, _, rest = first.partition(query)
     between, place, after = rest.partition(document)
     pair_text = PairText(before, between, after)
@@ -159,6 +159,6 @@ def _render(path: Path, source: str, renderings: Sequence[Mapping[str, Any]]) ->
     if "missing" in result:
         raise UnsupportedModel(f"{path}: a chat template needs jinja2: pip install jinja2")
     if "error" in result:
-        raise TakesNoPair(f"{path}: the chat template takes no query and document: {result['error']}")
+        raise TakesNoPair(f"{path}: the chat template does not take a query and a document: {result['error']}")
     texts: list[str] = result["texts"]
     return texts

@@ -76,7 +76,7 @@ class LabelDecider:
 
 @dataclass(frozen=True, slots=True)
 class MarkerDecider:
-    """Laya's decisions: a marker stands before each option, and layers of its own make logits of the markers' rows.
+    """Laya's decisions: a marker precedes each option, and layers after the encoder turn the markers' rows into logits.
 
     A sequence is the question, its options and the state. Each row gets the embedding of the question's type first.
     """

@@ -87,7 +87,7 @@ def quantized_weight(weight: npt.NDArray[np.float32], name: str) -> QuantizedWei
     """A stored weight [out, in], rotated in float64; with m a channel's largest magnitude, rint(w / (m / 127)).
 
     `name` is the weight's, for the error. The scale is rounded to float32 last. Raises UnsupportedModel where `in` is
-    no multiple of 128.
+    not a multiple of 128.
     """
     outputs, inputs = weight.shape
     check_width(inputs, name)

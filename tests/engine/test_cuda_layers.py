@@ -33,7 +33,7 @@ def made(tmp_path: Path, install: Install, request: pytest.FixtureRequest) -> tu
     [
         ({"attention": (Attention(None, 0),) * LAYERS}, "has windows of one token"),
         ({"attention": (Attention(head_columns=520),) * LAYERS}, "has heads of 520 columns, over 512"),
-        ({"layer_inputs": 12}, "has inputs of layers of 12 columns, no multiple of 8"),
+        ({"layer_inputs": 12}, "has inputs of layers of 12 columns, which is not a multiple of 8"),
         (
             {"attention": (Attention(Rotary(1e4, 32, DynamicNtk(2.0, 64))),) * LAYERS},
             "stretches rotary positions by each text's length",

@@ -519,7 +519,7 @@ def test_a_reranker_with_a_template_and_no_modules(tmp_path: Path, template: str
     config = tmp_path / "tokenizer_config.json"
     config.write_text(json.dumps({**fields, "model_max_length": 90, "chat_template": template}))
     model = engine.load_model(str(tmp_path))
-    assert any("chat template takes no query" in notice for notice in model.notices) != used
+    assert any("chat template does not take a query" in notice for notice in model.notices) != used
     if not used:
         del fields["chat_template"]
         config.write_text(json.dumps({**fields, "model_max_length": 90}))
@@ -580,11 +580,11 @@ def test_windows_of_qwen_are_those_of_transformers_where_config_has_no_width(tmp
     ("template", "words"),
     [
         ("{{ messages[0].content | trim }} {{ messages[1].content }}", "more than put text around"),
-        ("{{ messages[0].content }}", "takes no query and document"),
+        ("{{ messages[0].content }}", "does not take a query and a document"),
         ("{{ messages[0].content | upper }} {{ messages[1].content }}", "more than put text around"),
         ("{{ messages[1].content }} {{ messages[0].content }}", "more than put text around"),
         ("{{ raise_exception('no roles') }}", "no roles"),
-        ("{% if %}", "takes no query and document"),
+        ("{% if %}", "does not take a query and a document"),
         ("{{ messages[0].content * 10**10 }}", "1024 MiB"),
         ("{% for _ in range(2000) %}{{ messages[0].content }}{{ 'a' * 1000 }}{% endfor %}", "1048576 characters"),
         ("{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}", "too long"),

@@ -97,7 +97,7 @@ def test_prefix_of_texts() -> None:
 
     many = list(range(100))
     assert found([*many, 1], [*many, 2, 3], [*many, 2]) == 100
-    assert found(many, many) == 99  # each text has a row of its own
+    assert found(many, many) == 99  # each text has one row
     assert found(many, [*many[:40], 1]) == 40
     assert found(many, many[:16], many) == 0  # 15 tokens are too few
     assert found(many) == found([*many[:20], *range(1000)], many[:21]) == 0  # they save next to nothing

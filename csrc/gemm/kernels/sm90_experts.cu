@@ -104,7 +104,7 @@ class ExpertsSm90 final : public Experts {
 
   GemmSm90& owner_;
   ExpertWeights weights_;
-  DeviceBuffer zeros_;  // the constants of columns: experts have no biases of their own
+  DeviceBuffer zeros_;  // the constants of columns: single experts have no biases
 };
 
 }  // namespace

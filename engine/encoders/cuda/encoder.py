@@ -120,7 +120,7 @@ class CudaEncoder(Encoder):
 
     name = "cuda"
     prefix_step = 8  # of the extension's kernels (csrc/ops/attention_work.h)
-    prefix_least_text = 33  # shorter ones have kernels of their own
+    prefix_least_text = 33  # shorter texts take other kernels
     prefix_least_saved = 256  # a small batch without prefixes runs as a graph, which saves the host a millisecond
 
     def __init__(

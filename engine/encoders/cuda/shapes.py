@@ -67,7 +67,7 @@ def _unfit_for_dtype(config: EncoderConfig, dtype: str) -> str | None:
             return what
     for columns, most in ((config.hidden_size, MOST_INT8_COLUMNS), (config.intermediate_size, MOST_INT8_INNER)):
         if columns % _INT8_STEP or columns > most:
-            return f"rows of {columns} columns, no multiple of {_INT8_STEP} of at most {most}"
+            return f"rows of {columns} columns, which is not a multiple of {_INT8_STEP} up to {most}"
     return None
 
 
@@ -88,7 +88,7 @@ def check_layers(model: Model) -> None:
         ),
         (
             config.attention_scale is not None and not whole_heads,
-            f"scales scores of heads of {config.head_size} columns, no multiple of {_HEAD_STEP}",
+            f"scales scores of heads of {config.head_size} columns, which is not a multiple of {_HEAD_STEP}",
         ),
         (
             config.projects_first and (config.position_table or TOKEN_TYPE_EMBEDDINGS not in config.tensors.absent),
@@ -104,11 +104,11 @@ def check_layers(model: Model) -> None:
         ),
         (
             config.layer_inputs % _HEAD_STEP > 0,
-            f"has inputs of layers of {config.layer_inputs} columns, no multiple of {_HEAD_STEP}",
+            f"has inputs of layers of {config.layer_inputs} columns, which is not a multiple of {_HEAD_STEP}",
         ),
         (_stretches(config), "stretches rotary positions by each text's length"),
         (_sees_only_itself(config), "has windows of one token"),
-        (isinstance(model.heads.decider, MarkerDecider), "decides by layers of its own behind the encoder"),
+        (isinstance(model.heads.decider, MarkerDecider), "has layers after the encoder, which make its decisions"),
         (
             config.long_queries is not None and config.max_positions > config.long_queries.trained,
             f"takes texts of {config.max_positions} tokens and multiplies queries by their position from "
