@@ -28,6 +28,11 @@ SCORE = {"type": "score", "instructions": "how far?", "levels": [{"label": "near
 NOUL = {"type": "noul", "instructions": "they met"}
 
 
+def near(expected: Any) -> Any:
+    """Compare with figures of this process, whose kernels another test may have chosen for another instruction set."""
+    return pytest.approx(expected, rel=1e-3, abs=1e-6)
+
+
 @pytest.fixture(scope="module")
 def nli(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
     folder = write(tmp_path_factory.mktemp("nli"), "uncased", "bert", "ForSequenceClassification", NLI)
@@ -46,12 +51,12 @@ def test_openais_form(nli: Live) -> None:
             Question.score("how far?", ["near", "far"]),
         ]
         expected = loaded.decide(STATE, questions)
-    assert predicate == {"type": "predicate", "name": "met", "probability": expected[0].probabilities[0]}
+    assert predicate == {"type": "predicate", "name": "met", "probability": near(expected[0].probabilities[0])}
     values = [True, "true", "in"]
     assert [each["value"] for each in choice["probabilities"]] == values
-    assert [each["probability"] for each in choice["probabilities"]] == [*expected[1].probabilities]
+    assert [each["probability"] for each in choice["probabilities"]] == near([*expected[1].probabilities])
     assert (choice["choice"], choice["name"]) == (values[expected[1].index], None)
-    assert (score["score"], score["confidence"]) == (expected[2].score, expected[2].confidence)
+    assert (score["score"], score["confidence"]) == near((expected[2].score, expected[2].confidence))
     assert [(each["value"], each["label"]) for each in score["probabilities"]] == [(0, "near"), (1, "far")]
     usage = response.json()["usage"]
     assert usage["input_tokens"] == usage["total_tokens"] == int(response.headers["x-compute-tokens"])
@@ -196,8 +201,8 @@ def test_laya_is_served(tmp_path: Path) -> None:
         expected = loaded.decide(STATE, [Question.predicate("they met"), Question.score("how far?", ["near", "far"])])
     with live(str(tmp_path), "--device", "cpu", "--dtype", "float32") as running:
         answers = running.post("/v1/systemone", {"state": STATE, "questions": questions}).json()["answers"]
-    assert answers["met"] == {"type": "noul", "noul": expected[0].probabilities[0]}
-    assert [*answers["far"]["probabilities"].values()] == [*expected[1].probabilities]
+    assert answers["met"] == {"type": "noul", "noul": near(expected[0].probabilities[0])}
+    assert [*answers["far"]["probabilities"].values()] == near([*expected[1].probabilities])
 
 
 def test_share_of_the_vocabulary_needs_a_language_model(nli: Live) -> None:
