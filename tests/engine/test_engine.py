@@ -267,9 +267,12 @@ def test_heads(default_model: Model, data: st.DataObject) -> None:
 
 @pytest.mark.cpu("kernels")
 def test_kernels_are_limited_to_an_instruction_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    best, width = kernels.instruction_set(), kernels.lanes()
     least = "NEON" if platform.machine() == "aarch64" else "AVX2"
     monkeypatch.setenv("EMBERT_CPU_ISA", least)
     assert kernels.instruction_set() == least
+    monkeypatch.undo()
+    assert (kernels.instruction_set(), kernels.lanes()) == (best, width)
 
 
 def test_unknown_instruction_set_is_refused(default_model: Model, monkeypatch: pytest.MonkeyPatch) -> None:

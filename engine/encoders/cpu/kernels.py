@@ -43,9 +43,12 @@ def _import_kernels() -> ModuleType | None:
 _cpu = _import_kernels()
 
 
-@functools.cache
+@functools.lru_cache(maxsize=1)
 def _select(limit: str) -> str:
-    """Select kernels; return the name of their instruction set, "" if this CPU has no kernels."""
+    """Select kernels; return the name of their instruction set, "" if this CPU has no kernels.
+
+    Only the last selection is remembered, because it is the one that counts.
+    """
     names = _kernels().instruction_sets()
     if limit and limit not in names:
         raise UnsupportedModel(f"EMBERT_CPU_ISA is {limit!r}; supported: {', '.join(names)}")
