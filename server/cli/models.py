@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from functools import partial
 
@@ -24,6 +24,7 @@ __all__ = ["plan"]
 log = logging.getLogger(__name__)
 
 GIB = 1 << 30
+SIGNAL_INTERVAL_S = 0.5
 
 
 def plan(
@@ -35,7 +36,11 @@ def plan(
     Raises ConfigError for options that do not fit a model.
     """
     with ThreadPoolExecutor(len(configs)) as pool:
-        results = list(pool.map(lambda config: _read(config, on_download), configs))
+        reads = [pool.submit(_read, config, on_download) for config in configs]
+        # A signal does not end a wait without a timeout if it arrives just before it, or in another thread.
+        while wait(reads, SIGNAL_INTERVAL_S).not_done:
+            pass
+        results = [read.result() for read in reads]
     models: list[tuple[ModelConfig, Model]] = []
     broken: dict[str, str] = {}
     for config, model in zip(configs, results, strict=True):

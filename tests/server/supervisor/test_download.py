@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import re
+import signal
 import socket
 import threading
 from collections.abc import Iterator
@@ -12,6 +14,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import httpx
+import psutil
 
 from tests.engine.test_hub import TOKEN, Hub
 from tests.server.live import STAND_IN, Live, live, until
@@ -113,3 +116,5 @@ def test_routes_during_a_download(tmp_path: Path) -> None:
 def test_a_download_can_be_ended(tmp_path: Path) -> None:
     with downloading(tmp_path) as (server, _):
         until(lambda: response(server, "/livez"), what="a response")
+        os.kill(psutil.Process(server.process.pid).threads()[-1].id, signal.SIGTERM)  # Linux gives it to this thread
+        assert server.process.wait(60) == 0
