@@ -19,36 +19,8 @@ from embert.engine.batch import pack
 from embert.engine.encoders.base import Encoder
 from embert.engine.encoders.positions import alibi_by_distance, bias_by_distance, relative_rows, rotations
 from embert.engine.model import Model
+from embert.engine.models import tensor_names as tn
 from embert.engine.models.encoder_config import EncoderConfig, Experts, Rotary
-from embert.engine.models.tensor_names import (
-    ATTENTION_SUBLAYER_NORM,
-    CONVOLUTION_IN,
-    CONVOLUTION_OUT,
-    CONVOLUTION_TAPS,
-    EMBEDDING_PROJECTION,
-    EXPERTS_BIAS,
-    EXPERTS_INNER,
-    EXPERTS_OUTER,
-    FINAL_NORM,
-    INPUT_DENSE,
-    INPUT_GATE,
-    INPUT_NORM,
-    KEY_NORM,
-    LAYER_INPUTS,
-    LAYER_INPUTS_NORM,
-    LAYER_SCALE,
-    POSITION_EMBEDDINGS,
-    POSITION_KEY,
-    POSITION_QUERY,
-    QUERY_NORM,
-    RELATIVE_ATTENTION_BIAS,
-    RELATIVE_EMBEDDINGS,
-    RELATIVE_NORM,
-    ROUTER,
-    SUBLAYER_NORM,
-    TOKEN_TYPE_EMBEDDINGS,
-    WORD_EMBEDDINGS,
-)
 from embert.engine.quantization.rows import product, quantized_rows, quantized_weight
 from embert.engine.tasks import NO_TASK, Task
 from embert.engine.weights.checkpoint import Checkpoint
@@ -91,30 +63,30 @@ class _Reference:
     def hidden_state(self, ids: Ints) -> Floats:
         x = self._embed(ids)
         if self._config.embedding_size is not None and self._config.projects_first:
-            x = self._linear(x, EMBEDDING_PROJECTION)
+            x = self._linear(x, tn.EMBEDDING_PROJECTION)
         if self._config.embedding_norm:
             x = self._norm(x, "embeddings.LayerNorm")
         if self._config.embedding_size is not None and not self._config.projects_first:
-            x = self._linear(x, EMBEDDING_PROJECTION)
+            x = self._linear(x, tn.EMBEDDING_PROJECTION)
         if self._config.layer_inputs:
-            scaled = self._linear(x, LAYER_INPUTS) * np.float32(self._config.hidden_size**-0.5)
-            self._inputs = self._norm(scaled.reshape(len(x), self._config.layers, -1), LAYER_INPUTS_NORM)
+            scaled = self._linear(x, tn.LAYER_INPUTS) * np.float32(self._config.hidden_size**-0.5)
+            self._inputs = self._norm(scaled.reshape(len(x), self._config.layers, -1), tn.LAYER_INPUTS_NORM)
         bias = self._bias(len(ids))
         for layer in range(self._config.layers):
             x = self._layer(x, layer, bias)
-        return self._norm(x, FINAL_NORM) if self._config.pre_norm else x
+        return self._norm(x, tn.FINAL_NORM) if self._config.pre_norm else x
 
     def _embed(self, ids: Ints) -> Floats:
-        words = self._rows(WORD_EMBEDDINGS, ids) * np.float32(self._config.embedding_scale)
-        x = words + self._rows(TOKEN_TYPE_EMBEDDINGS, slice(1))
-        return x + self._rows(POSITION_EMBEDDINGS, slice(len(ids))) if self._config.position_table else x
+        words = self._rows(tn.WORD_EMBEDDINGS, ids) * np.float32(self._config.embedding_scale)
+        x = words + self._rows(tn.TOKEN_TYPE_EMBEDDINGS, slice(1))
+        return x + self._rows(tn.POSITION_EMBEDDINGS, slice(len(ids))) if self._config.position_table else x
 
     def _layer(self, x: Floats, layer: int, bias: Floats | None) -> Floats:
         prefix = f"encoder.layer.{self._config.stored_layer(layer)}."
         attention_norm, pre_norm = self._config.has_attention_norm(layer), self._config.pre_norm
         sublayer_input = self._norm(x, f"{prefix}attention.output.LayerNorm") if pre_norm and attention_norm else x
         mixed = self._mixed(sublayer_input, layer, bias)
-        x = x + (self._norm(mixed, prefix + ATTENTION_SUBLAYER_NORM) if self._config.sublayer_norms else mixed)
+        x = x + (self._norm(mixed, prefix + tn.ATTENTION_SUBLAYER_NORM) if self._config.sublayer_norms else mixed)
         if attention_norm and not pre_norm:
             x = self._norm(x, f"{prefix}attention.output.LayerNorm")
         sublayer_input = self._norm(x, f"{prefix}output.LayerNorm") if pre_norm else x
@@ -124,11 +96,11 @@ class _Reference:
             if experts is None
             else self._routed(sublayer_input, prefix, experts)
         )
-        x = x + (self._norm(fed, prefix + SUBLAYER_NORM) if self._config.sublayer_norms else fed)
+        x = x + (self._norm(fed, prefix + tn.SUBLAYER_NORM) if self._config.sublayer_norms else fed)
         if self._config.layer_inputs:
-            gated = self._activate(self._linear(x, prefix + INPUT_GATE)) * self._inputs[:, layer]
-            x = x + self._norm(self._linear(gated, prefix + INPUT_DENSE), prefix + INPUT_NORM)
-            x = x * self._checkpoint.float32(prefix + LAYER_SCALE)
+            gated = self._activate(self._linear(x, prefix + tn.INPUT_GATE)) * self._inputs[:, layer]
+            x = x + self._norm(self._linear(gated, prefix + tn.INPUT_DENSE), prefix + tn.INPUT_NORM)
+            x = x * self._checkpoint.float32(prefix + tn.LAYER_SCALE)
         return x if pre_norm else self._norm(x, f"{prefix}output.LayerNorm")
 
     def _mixed(self, x: Floats, layer: int, bias: Floats | None) -> Floats:
@@ -136,11 +108,13 @@ class _Reference:
         convolution = self._config.attention_of(layer).convolution
         if convolution is None:
             return self._linear(self._attention(x, layer, bias), f"{prefix}attention.output.dense")
-        b, c, x = np.split(self._linear(x, prefix + CONVOLUTION_IN), 3, axis=1)
-        taps, offset = (self._checkpoint.float32(f"{prefix}{CONVOLUTION_TAPS}.{part}") for part in ("weight", "bias"))
+        b, c, x = np.split(self._linear(x, prefix + tn.CONVOLUTION_IN), 3, axis=1)
+        taps, offset = (
+            self._checkpoint.float32(f"{prefix}{tn.CONVOLUTION_TAPS}.{part}") for part in ("weight", "bias")
+        )
         padded = np.pad(b * x, ((convolution.taps - 1 - convolution.after, convolution.after), (0, 0)))
         windows = np.lib.stride_tricks.sliding_window_view(padded, convolution.taps, axis=0)  # [L, hidden, taps]
-        return self._linear(c * ((windows * taps[:, 0]).sum(-1) + offset), prefix + CONVOLUTION_OUT)
+        return self._linear(c * ((windows * taps[:, 0]).sum(-1) + offset), prefix + tn.CONVOLUTION_OUT)
 
     def _feed_forward(self, x: Floats, prefix: str) -> Floats:
         inner = self._linear(x, f"{prefix}intermediate.dense")
@@ -152,17 +126,17 @@ class _Reference:
 
     def _routed(self, x: Floats, prefix: str, experts: Experts) -> Floats:
         """Every expert computes every row; weights of those that a row does not pass are zeros."""
-        logits = x @ self._checkpoint.float32(prefix + ROUTER).T
+        logits = x @ self._checkpoint.float32(prefix + tn.ROUTER).T
         weights = np.exp(logits - logits.max(-1, keepdims=True))
         weights /= weights.sum(-1, keepdims=True)
         weights[weights < np.sort(weights)[:, -experts.top_k, None]] = 0
-        names = (EXPERTS_INNER, EXPERTS_OUTER)
+        names = (tn.EXPERTS_INNER, tn.EXPERTS_OUTER)
         inner, outer = (np.split(self._checkpoint.float32(prefix + name), experts.count) for name in names)
-        bias = self._checkpoint.float32(prefix + EXPERTS_BIAS)
+        bias = self._checkpoint.float32(prefix + tn.EXPERTS_BIAS)
         y, none = np.tile(bias, (len(x), 1)), np.zeros(1, np.float32)
         for number in range(experts.count):
-            h = self._activate(self._product(x, inner[number], none, prefix + EXPERTS_INNER))
-            y += weights[:, number, None] * self._product(h, outer[number].T, none, prefix + EXPERTS_OUTER)
+            h = self._activate(self._product(x, inner[number], none, prefix + tn.EXPERTS_INNER))
+            y += weights[:, number, None] * self._product(h, outer[number].T, none, prefix + tn.EXPERTS_OUTER)
         return y
 
     def _product(self, x: Floats, weight: Floats, bias: Floats, name: str) -> Floats:
@@ -180,7 +154,7 @@ class _Reference:
             for name in ("query", "key", "value")
         )
         if self._config.qk_norm:
-            q, k = self._norm(q, prefix + QUERY_NORM), self._norm(k, prefix + KEY_NORM)
+            q, k = self._norm(q, prefix + tn.QUERY_NORM), self._norm(k, prefix + tn.KEY_NORM)
         if self._config.value_norm:
             v = v / np.sqrt(np.square(v).mean(-1, keepdims=True) + np.float32(self._config.layer_norm_eps))
         if attention.rotary is not None:
@@ -205,9 +179,9 @@ class _Reference:
         relative, length = self._config.disentangled, q.shape[1]
         assert relative is not None  # noqa: S101 - the caller has asked
         rows = relative_rows(relative, length)[_distances(length) + length - 1]
-        table = self._rows(RELATIVE_EMBEDDINGS, slice(None))
+        table = self._rows(tn.RELATIVE_EMBEDDINGS, slice(None))
         if relative.norm:
-            table = self._norm(table, RELATIVE_NORM)
+            table = self._norm(table, tn.RELATIVE_NORM)
 
         def products(x: Floats, own: str, shared: str) -> Floats:
             """Products of queries or keys with each row: [heads, L, 2 · span]. int8 does not quantize these."""
@@ -218,15 +192,17 @@ class _Reference:
 
         scores: Floats = np.zeros((len(q), length, length), q.dtype)
         if relative.content_to_position:
-            scores = scores + np.take_along_axis(products(q, POSITION_KEY, "key"), rows[None], 2)
+            scores = scores + np.take_along_axis(products(q, tn.POSITION_KEY, "key"), rows[None], 2)
         if relative.position_to_content:
-            scores = scores + np.take_along_axis(products(k, POSITION_QUERY, "query"), rows.T[None], 2).swapaxes(1, 2)
+            scores = scores + np.take_along_axis(products(k, tn.POSITION_QUERY, "query"), rows.T[None], 2).swapaxes(
+                1, 2
+            )
         return scores
 
     def _bias(self, length: int) -> Floats | None:
         """Biases of attention's scores: [heads, queries, keys]."""
         if self._config.relative_buckets:
-            by_distance = bias_by_distance(self._checkpoint.float32(RELATIVE_ATTENTION_BIAS), length)
+            by_distance = bias_by_distance(self._checkpoint.float32(tn.RELATIVE_ATTENTION_BIAS), length)
         elif self._config.alibi:
             by_distance = alibi_by_distance(self._config.heads, length)
         else:

@@ -14,6 +14,7 @@ from embert.engine.files.json_files import check_keys, read_object
 from embert.engine.files.key_tables import BOTH_WAYS_WITH_CODE, CONFIG, CONFIG_OF_MODEL_TYPE
 from embert.engine.models import (
     albert,
+    bert,
     deberta,
     decoder,
     distilbert,
@@ -34,11 +35,11 @@ from embert.engine.models import (
 from embert.engine.models.config_file import ConfigFile
 from embert.engine.models.encoder_config import EncoderConfig
 
-# `model_type` in config.json → what reads the rest of the file.
+# `model_type` in config.json → what reads the rest of the file. Readers raise BrokenModel or UnsupportedModel.
 MODEL_TYPES: dict[str, Callable[[ConfigFile], EncoderConfig]] = {
-    "bert": jina_bert_v2.read_bert,
+    "bert": bert.read,
     "roberta": roberta.read,
-    "xlm-roberta": jina_embeddings_v3.read_xlm_roberta,
+    "xlm-roberta": roberta.read,
     "jina_embeddings_v3": jina_embeddings_v3.read,
     "jina_embeddings_v5": jina_embeddings_v5.read,
     "camembert": roberta.read,
@@ -66,6 +67,9 @@ MODEL_TYPES: dict[str, Callable[[ConfigFile], EncoderConfig]] = {
     "embedding_gemma2": embedding_gemma2.read,
 }
 
+# A `model_type` and its `position_embedding_type`, which tell other models' code that states this `model_type`.
+OTHER_CODE = {("bert", "alibi"): jina_bert_v2.read, ("xlm-roberta", "rotary"): jina_embeddings_v3.read_flash}
+
 # A `model_type` → that of its text_config where the file states none; others have the same table for both.
 TEXT_OF = {"mistral3": "ministral3"}
 
@@ -82,7 +86,9 @@ def read_config(path: Path) -> EncoderConfig:
     config = ConfigFile.read(path)
     if config.fields.get("model_type") is None:
         raise BrokenModel(f"{path} has no model_type")
-    return MODEL_TYPES[config.one_of("model_type", tuple(MODEL_TYPES))](config)
+    kind = config.one_of("model_type", tuple(MODEL_TYPES))
+    positions = str(config.fields.get("position_embedding_type"))
+    return OTHER_CODE.get((kind, positions), MODEL_TYPES[kind])(config)
 
 
 def check_config(path: Path) -> tuple[str, ...]:

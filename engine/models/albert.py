@@ -41,7 +41,7 @@ CLASSIFICATION = Classification(dense="albert.pooler", out="classifier")
 
 
 def read(config: ConfigFile) -> EncoderConfig:
-    """ALBERT's architecture. Raises BrokenModel or UnsupportedModel.
+    """ALBERT's architecture.
 
     `num_hidden_layers` are spread evenly over `num_hidden_groups`, and each of them runs the `inner_group_num` layers
     of its group in order.

@@ -55,7 +55,6 @@ def fused_qkv(name: str) -> dict[str, FusedWeight]:
 
 
 def read(config: ConfigFile) -> EncoderConfig:
-    """BERT's architecture. Raises BrokenModel or UnsupportedModel."""
     return read_bert_like(
         config.with_missing(**DEFAULTS),
         TensorNames((WeightMapping(prefixes=("bert.",)),), masked_lm=MASKED_LM, classification=CLASSIFICATION),

@@ -73,7 +73,6 @@ NEW_MASKED_LM = MaskedLM(
 
 
 def read(config: ConfigFile) -> EncoderConfig:
-    """DeBERTa v2's architecture. Raises BrokenModel or UnsupportedModel."""
     config = config.with_missing(**OWN_DEFAULTS)
     config.one_of("conv_kernel_size", (0, None), 0)
     hidden = config.integer("hidden_size")

@@ -114,21 +114,19 @@ QWEN = {
 
 
 def read_llama(config: ConfigFile) -> EncoderConfig:
-    """LLaMA. Raises BrokenModel or UnsupportedModel."""
     return llama_config(config.with_missing(**DEFAULTS))
 
 
 def read_eurobert(config: ConfigFile) -> EncoderConfig:
-    """EuroBERT: LLaMA's layers with attention in both directions. Raises BrokenModel or UnsupportedModel."""
+    """EuroBERT: LLaMA's layers with attention in both directions."""
     config = config.with_missing(**EUROBERT)
     described = llama_config(config.with_fields(is_causal=False))
     stated = config.one_of("classifier_pooling", tuple(EUROBERT_POOLINGS), "late")
     config.one_of("clf_pooling", (stated,), stated)  # the name in the authors' own code, which transformers ignores
     classification = Classification("dense", "classifier", "gelu", pooling=EUROBERT_POOLINGS[stated])
-    tensors = dataclasses.replace(
-        described.tensors, classification=classification, token_classification=TOKEN_CLASSIFICATION, language_model=None
+    return described.with_tensors(
+        classification=classification, token_classification=TOKEN_CLASSIFICATION, language_model=None
     )
-    return dataclasses.replace(described, tensors=tensors)
 
 
 def llama_config(config: ConfigFile, *, kinds: list[str] | None = None) -> EncoderConfig:
@@ -139,7 +137,7 @@ def llama_config(config: ConfigFile, *, kinds: list[str] | None = None) -> Encod
 
 
 def read_mistral(config: ConfigFile) -> EncoderConfig:
-    """Mistral: a window in every layer unless `sliding_window` is null. Raises BrokenModel or UnsupportedModel.
+    """Mistral: a window in every layer unless `sliding_window` is null.
 
     With `layer_types` transformers reads the file as Ministral's, whose layers they describe.
     """
@@ -151,7 +149,7 @@ def read_mistral(config: ConfigFile) -> EncoderConfig:
 
 
 def read_ministral3(config: ConfigFile) -> EncoderConfig:
-    """Ministral 3: YaRN, and queries multiplied by their position. Raises BrokenModel or UnsupportedModel."""
+    """Ministral 3: YaRN, and queries multiplied by their position."""
     config = config.with_missing(**MINISTRAL3)
     config = config.with_defaults(rope_parameters=MINISTRAL3_ROPE) if not config.fields.get("rope_scaling") else config
     field = "rope_scaling" if config.fields.get("rope_scaling") else "rope_parameters"
@@ -162,10 +160,7 @@ def read_ministral3(config: ConfigFile) -> EncoderConfig:
         rope.pop("max_position_embeddings", None)  # as config.json states it next to rope_parameters
     kinds = [FULL if config.fields["sliding_window"] is None else SLIDING] * config.layers()
     described = decoder_config(config.with_fields(**{field: rope}), (*ATTENTION, *FEED_FORWARD), kinds=kinds)
-    tensors = dataclasses.replace(
-        described.tensors, classification=dataclasses.replace(CLASSIFICATION, padding_id=MINISTRAL3_PADDING)
-    )
-    described = dataclasses.replace(described, tensors=tensors)
+    described = described.with_tensors(classification=CLASSIFICATION._replace(padding_id=MINISTRAL3_PADDING))
     if beta is None:
         return described
     read = config.flattened(field, tuple(stated))
@@ -176,7 +171,7 @@ def read_ministral3(config: ConfigFile) -> EncoderConfig:
 
 
 def read_mistral3(config: ConfigFile) -> EncoderConfig:
-    """The text part of Mistral 3, whose other part reads images. Raises BrokenModel or UnsupportedModel.
+    """The text part of Mistral 3, whose other part reads images.
 
     Rerankers of NVIDIA's code take the mean of the rows.
     """
@@ -189,42 +184,38 @@ def read_mistral3(config: ConfigFile) -> EncoderConfig:
     config.one_of("pooling", ("avg",), "avg")
     mapping = WeightMapping(PARTS, prefixes=("model.language_model.", "language_model.model.", "language_model."),
                             layers="layers.")  # fmt: skip
-    head = dataclasses.replace(CLASSIFICATION, pooling="mean")
-    tensors = dataclasses.replace(
-        described.tensors,
+    described = dataclasses.replace(described, model_type=config.fields["model_type"])
+    return described.with_tensors(
         mappings=(mapping,),
-        classification=head,
+        classification=CLASSIFICATION._replace(pooling="mean"),
         token_classification=None,
         other_heads={"score": "language_model.score"},
     )
-    return dataclasses.replace(described, model_type=config.fields["model_type"], tensors=tensors)
 
 
 def read_qwen2(config: ConfigFile) -> EncoderConfig:
-    """Qwen2: queries, keys and values have biases. Raises BrokenModel or UnsupportedModel."""
+    """Qwen2: queries, keys and values have biases."""
     config = config.with_missing(**QWEN)
     return decoder_config(config, ("attention.output.dense", *FEED_FORWARD), kinds=_layer_types(config))
 
 
 def read_qwen3(config: ConfigFile) -> EncoderConfig:
-    """Qwen3: heads of any size, whose queries and keys have norms. Raises BrokenModel or UnsupportedModel."""
+    """Qwen3: heads of any size, whose queries and keys have norms."""
     config = config.with_missing(**QWEN, head_dim=128)
     without = FEED_FORWARD if config.one_of("attention_bias", (False, True), False) else (*ATTENTION, *FEED_FORWARD)
-    described = decoder_config(config, without, kinds=_layer_types(config))
+    described = dataclasses.replace(decoder_config(config, without, kinds=_layer_types(config)), qk_norm=True)
     projects = any(BOTH_WAYS in name for name in class_names(config))
-    tensors = dataclasses.replace(described.tensors, projection=PROJECTION if projects else "")
-    return dataclasses.replace(described, qk_norm=True, tensors=tensors)
+    return described.with_tensors(projection=PROJECTION if projects else "")
 
 
 def read_pplx(config: ConfigFile) -> EncoderConfig:
-    """pplx-embed: Qwen3 with attention in both directions. Raises BrokenModel or UnsupportedModel."""
+    """pplx-embed: Qwen3 with attention in both directions."""
     return without_heads(read_qwen3(config.with_fields(is_causal=False)))
 
 
 def without_heads(described: EncoderConfig) -> EncoderConfig:
     """The description of a model type that only embeds."""
-    tensors = dataclasses.replace(described.tensors, classification=None, token_classification=None)
-    return dataclasses.replace(described, tensors=tensors)
+    return described.with_tensors(classification=None, token_classification=None)
 
 
 def class_names(config: ConfigFile) -> tuple[str, ...]:

@@ -33,7 +33,6 @@ TENSORS = TensorNames(
 
 
 def read(config: ConfigFile) -> EncoderConfig:
-    """ELECTRA's architecture. Raises BrokenModel or UnsupportedModel."""
     config = config.with_missing(**OWN_DEFAULTS)
     encoder_config = read_bert_like(config, TENSORS)
     columns = config.integer("embedding_size")

@@ -65,7 +65,7 @@ WITHOUT_BIAS = (
 
 
 def read(config: ConfigFile) -> EncoderConfig:
-    """EmbeddingGemma 2's text part. Raises BrokenModel or UnsupportedModel."""
+    """EmbeddingGemma 2's text part."""
     stated = config.fields.get("text_config")
     if stated is not None and not isinstance(stated, dict):
         raise BrokenModel(f"{config.path}: text_config must be an object, found {stated!r}")
@@ -80,8 +80,7 @@ def read(config: ConfigFile) -> EncoderConfig:
     )
     described = decoder_config(plain, without)
     kinds = _layer_types(text, described.layers)
-    tensors = dataclasses.replace(
-        described.tensors,
+    described = described.with_tensors(
         mappings=(WeightMapping(PARTS, prefixes=(TEXT,), layers="layers."),),
         absent=described.tensors.absent | {f"{name}.bias" for name in WITHOUT_BIAS},
         classification=None,
@@ -91,7 +90,6 @@ def read(config: ConfigFile) -> EncoderConfig:
     )
     return dataclasses.replace(
         described,
-        tensors=tensors,
         attention=tuple(_attention(text, kind, heads) for kind, heads in zip(kinds, _heads(text, kinds), strict=True)),
         qk_norm=True,
         value_norm=True,

@@ -4,37 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass, field
+from typing import Any
 
-from embert.engine.models.tensor_names import (
-    ATTENTION_SUBLAYER_NORM,
-    CONVOLUTION_IN,
-    CONVOLUTION_OUT,
-    CONVOLUTION_TAPS,
-    EMBEDDING_PROJECTION,
-    EXPERTS_BIAS,
-    EXPERTS_INNER,
-    EXPERTS_OUTER,
-    FINAL_NORM,
-    INPUT_DENSE,
-    INPUT_GATE,
-    INPUT_NORM,
-    KEY_NORM,
-    LAYER_INPUTS,
-    LAYER_INPUTS_NORM,
-    LAYER_SCALE,
-    POSITION_EMBEDDINGS,
-    POSITION_KEY,
-    POSITION_QUERY,
-    QUERY_NORM,
-    RELATIVE_ATTENTION_BIAS,
-    RELATIVE_EMBEDDINGS,
-    RELATIVE_NORM,
-    ROUTER,
-    SUBLAYER_NORM,
-    TOKEN_TYPE_EMBEDDINGS,
-    WORD_EMBEDDINGS,
-    TensorNames,
-)
+from embert.engine.models import tensor_names as tn
+from embert.engine.models.tensor_names import TensorNames
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,6 +233,10 @@ class EncoderConfig:
         """The positions and the window of a layer's attention."""
         return self.attention[layer] if self.attention else Attention()
 
+    def with_tensors(self, **changes: Any) -> EncoderConfig:
+        """The same with other fields of `tensors`."""
+        return dataclasses.replace(self, tensors=dataclasses.replace(self.tensors, **changes))
+
     def of_layer(self, layer: int) -> EncoderConfig:
         """The same with the heads of one layer."""
         kind = self.attention_of(layer)
@@ -302,29 +279,29 @@ def tensor_shapes(encoder_config: EncoderConfig) -> Shapes:
      share weights name the same tensors: "encoder.layer.0." of ALBERT is every layer's.
     """
     hidden, columns = encoder_config.hidden_size, encoder_config.embedding_columns
-    shapes: Shapes = {WORD_EMBEDDINGS: (encoder_config.vocab_size, columns)}
+    shapes: Shapes = {tn.WORD_EMBEDDINGS: (encoder_config.vocab_size, columns)}
     if encoder_config.position_table:
-        shapes[POSITION_EMBEDDINGS] = (encoder_config.max_positions, columns)
-    shapes[TOKEN_TYPE_EMBEDDINGS] = (encoder_config.type_vocab_size, columns)
+        shapes[tn.POSITION_EMBEDDINGS] = (encoder_config.max_positions, columns)
+    shapes[tn.TOKEN_TYPE_EMBEDDINGS] = (encoder_config.type_vocab_size, columns)
     if encoder_config.embedding_norm:
         shapes |= _norm("embeddings.LayerNorm", hidden if encoder_config.projects_first else columns)
     if encoder_config.embedding_size is not None:
-        shapes |= _linear(EMBEDDING_PROJECTION, hidden, columns)
+        shapes |= _linear(tn.EMBEDDING_PROJECTION, hidden, columns)
     if encoder_config.layer_inputs:
-        shapes |= _linear(LAYER_INPUTS, encoder_config.layers * encoder_config.layer_inputs, hidden)
-        shapes |= _norm(LAYER_INPUTS_NORM, encoder_config.layer_inputs)
+        shapes |= _linear(tn.LAYER_INPUTS, encoder_config.layers * encoder_config.layer_inputs, hidden)
+        shapes |= _norm(tn.LAYER_INPUTS_NORM, encoder_config.layer_inputs)
     if encoder_config.relative_buckets:
-        shapes[RELATIVE_ATTENTION_BIAS] = (encoder_config.relative_buckets, encoder_config.heads)
+        shapes[tn.RELATIVE_ATTENTION_BIAS] = (encoder_config.relative_buckets, encoder_config.heads)
     if encoder_config.disentangled is not None:
-        shapes[RELATIVE_EMBEDDINGS] = (2 * encoder_config.disentangled.span, hidden)
+        shapes[tn.RELATIVE_EMBEDDINGS] = (2 * encoder_config.disentangled.span, hidden)
         if encoder_config.disentangled.norm:
-            shapes |= _norm(RELATIVE_NORM, hidden)
+            shapes |= _norm(tn.RELATIVE_NORM, hidden)
     for layer in range(encoder_config.layers):
         prefix = f"encoder.layer.{encoder_config.stored_layer(layer)}."
         if prefix + "output.LayerNorm.weight" not in shapes:
             shapes |= {prefix + name: shape for name, shape in _layer(encoder_config, layer).items()}
     if encoder_config.pre_norm:
-        shapes |= _norm(FINAL_NORM, hidden)
+        shapes |= _norm(tn.FINAL_NORM, hidden)
     return shapes
 
 
@@ -335,11 +312,14 @@ def _layer(encoder_config: EncoderConfig, layer: int) -> Shapes:
     if convolution is None:
         shapes = _attention(encoder_config.of_layer(layer))
     else:
-        shapes = _linear(CONVOLUTION_IN, 3 * hidden, hidden) | _linear(CONVOLUTION_OUT, hidden, hidden)
-        shapes |= {f"{CONVOLUTION_TAPS}.weight": (hidden, 1, convolution.taps), f"{CONVOLUTION_TAPS}.bias": (hidden,)}
+        shapes = _linear(tn.CONVOLUTION_IN, 3 * hidden, hidden) | _linear(tn.CONVOLUTION_OUT, hidden, hidden)
+        shapes |= {
+            f"{tn.CONVOLUTION_TAPS}.weight": (hidden, 1, convolution.taps),
+            f"{tn.CONVOLUTION_TAPS}.bias": (hidden,),
+        }
     if experts := encoder_config.experts_of(layer):
-        shapes |= dict.fromkeys((EXPERTS_INNER, EXPERTS_OUTER), (experts.count * inner, hidden))
-        shapes |= {ROUTER: (experts.count, hidden), EXPERTS_BIAS: (hidden,)}
+        shapes |= dict.fromkeys((tn.EXPERTS_INNER, tn.EXPERTS_OUTER), (experts.count * inner, hidden))
+        shapes |= {tn.ROUTER: (experts.count, hidden), tn.EXPERTS_BIAS: (hidden,)}
     else:
         if encoder_config.gated:
             shapes |= _linear("intermediate.gate", inner, hidden)
@@ -347,10 +327,10 @@ def _layer(encoder_config: EncoderConfig, layer: int) -> Shapes:
     if encoder_config.has_attention_norm(layer):
         shapes |= _norm("attention.output.LayerNorm", hidden)
     if encoder_config.sublayer_norms:
-        shapes |= _norm(ATTENTION_SUBLAYER_NORM, hidden) | _norm(SUBLAYER_NORM, hidden)
+        shapes |= _norm(tn.ATTENTION_SUBLAYER_NORM, hidden) | _norm(tn.SUBLAYER_NORM, hidden)
     if columns := encoder_config.layer_inputs:
-        shapes |= _linear(INPUT_GATE, columns, hidden) | _linear(INPUT_DENSE, hidden, columns)
-        shapes |= _norm(INPUT_NORM, hidden) | {LAYER_SCALE: (1,)}
+        shapes |= _linear(tn.INPUT_GATE, columns, hidden) | _linear(tn.INPUT_DENSE, hidden, columns)
+        shapes |= _norm(tn.INPUT_NORM, hidden) | {tn.LAYER_SCALE: (1,)}
     return shapes | _norm("output.LayerNorm", hidden)
 
 
@@ -361,13 +341,13 @@ def _attention(encoder_config: EncoderConfig) -> Shapes:
     for name in ("attention.self.key", "attention.self.value"):
         shapes |= _linear(name, encoder_config.kv_heads * size, hidden)
     if encoder_config.qk_norm:
-        shapes |= {f"{name}.weight": (size,) for name in (QUERY_NORM, KEY_NORM)}
+        shapes |= {f"{name}.weight": (size,) for name in (tn.QUERY_NORM, tn.KEY_NORM)}
     relative = encoder_config.disentangled
     if relative is not None and not relative.shared:
         if relative.content_to_position:
-            shapes |= _linear(POSITION_KEY, encoder_config.heads * size, hidden)
+            shapes |= _linear(tn.POSITION_KEY, encoder_config.heads * size, hidden)
         if relative.position_to_content:
-            shapes |= _linear(POSITION_QUERY, encoder_config.heads * size, hidden)
+            shapes |= _linear(tn.POSITION_QUERY, encoder_config.heads * size, hidden)
     return shapes | _linear("attention.output.dense", hidden, encoder_config.heads * size)
 
 

@@ -58,16 +58,13 @@ MAPPING = {
 
 
 def read_gemma(config: ConfigFile) -> EncoderConfig:
-    """Gemma. Raises BrokenModel or UnsupportedModel."""
     config = config.with_missing(**GEMMA)
     if config.fields["hidden_act"] == "gelu":  # of the first releases, which mean the tanh form
         config = config.with_fields(hidden_act="gelu_pytorch_tanh")
     without = FEED_FORWARD if config.one_of("attention_bias", (False, True), False) else (*ATTENTION, *FEED_FORWARD)
     described = decoder_config(config, without)
-    classification = dataclasses.replace(CLASSIFICATION, padding_id=PADDING_ID)
     return dataclasses.replace(
-        described,
-        tensors=dataclasses.replace(described.tensors, classification=classification, tied=True),
+        described.with_tensors(classification=CLASSIFICATION._replace(padding_id=PADDING_ID), tied=True),
         norm_offset=1.0,
         embedding_scale=math.sqrt(described.hidden_size),
         wide_range=True,
@@ -75,7 +72,6 @@ def read_gemma(config: ConfigFile) -> EncoderConfig:
 
 
 def read(config: ConfigFile) -> EncoderConfig:
-    """Gemma 3's text model. Raises BrokenModel or UnsupportedModel."""
     config = config.renamed({"hidden_act": "hidden_activation"}).with_missing(**DEFAULTS)
     config.one_of("attn_logit_softcapping", (None,))
     layers = config.layers()
@@ -99,17 +95,15 @@ def read(config: ConfigFile) -> EncoderConfig:
         SLIDING: Attention(_rotary(config, SLIDING, size), window),
     }
     absent = described.tensors.absent | {f"{name}.bias" for name in (ATTENTION_SUBLAYER_NORM, SUBLAYER_NORM)}
-    tensors = dataclasses.replace(
-        described.tensors,
+    described = described.with_tensors(
         mappings=(WeightMapping(MAPPING, prefixes=("model.",), layers="layers."),),
         absent=absent,
-        classification=dataclasses.replace(CLASSIFICATION, padding_id=PADDING_ID),
+        classification=CLASSIFICATION._replace(padding_id=PADDING_ID),
         token_classification=None,
         tied=True,
     )
     return dataclasses.replace(
         described,
-        tensors=tensors,
         attention=tuple(attention[kind] for kind in kinds),
         causal=causal and not both_ways,
         qk_norm=True,

@@ -59,7 +59,6 @@ HEAD_NAMES = {"new.pooler": "gte.pooler", "lm_head.norm": "lm_head.layer_norm"}
 
 
 def read(config: ConfigFile) -> EncoderConfig:
-    """GTE's architecture. Raises BrokenModel or UnsupportedModel."""
     own = config.fields.get("rope_parameters") is not None or (
         config.fields["model_type"] == "gte" and not OLDER_FIELDS & config.fields.keys()
     )

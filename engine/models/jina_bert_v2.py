@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import dataclasses
 
-from embert.engine.models import bert
 from embert.engine.models.bert import CLASSIFICATION, DEFAULTS, MASKED_LM, read_bert_like
 from embert.engine.models.config_file import ConfigFile
 from embert.engine.models.encoder_config import EncoderConfig
@@ -28,13 +27,7 @@ GATED_PARTS: dict[str, str | FusedWeight] = {
 NORMALIZES = "jinaai/jina-bert-v2-qk-post-norm"
 
 
-def read_bert(config: ConfigFile) -> EncoderConfig:
-    """The architecture of a config.json of `model_type` bert: BERT's, or JinaBERT's where it says alibi."""
-    return (read if config.fields.get("position_embedding_type") == "alibi" else bert.read)(config)
-
-
 def read(config: ConfigFile) -> EncoderConfig:
-    """The architecture of BERT with `position_embedding_type` alibi. Raises BrokenModel or UnsupportedModel."""
     code = config.fields.get("auto_map")
     for reference in code.values() if isinstance(code, dict) else ():
         if str(reference).startswith(NORMALIZES):

@@ -13,10 +13,10 @@ from typing import Any
 from embert.engine.errors import BrokenModel, UnsupportedModel
 from embert.engine.files.json_files import check_keys
 from embert.engine.files.key_tables import ADAPTER_CONFIG
-from embert.engine.models import roberta
 from embert.engine.models.bert import fused_qkv, read_bert_like
 from embert.engine.models.config_file import ConfigFile
 from embert.engine.models.encoder_config import Adapters, EncoderConfig
+from embert.engine.models.roberta import CLASSIFICATION, MASKED_LM
 from embert.engine.models.rotary import rotary_of, with_rope_parameters, with_rotary
 from embert.engine.models.tensor_names import FusedWeight, TensorNames, WeightMapping
 
@@ -102,15 +102,7 @@ PLAIN: Mapping[str, tuple[Any, ...]] = {
 }
 
 
-def read_xlm_roberta(config: ConfigFile) -> EncoderConfig:
-    """The architecture of a checkpoint that calls itself XLM-RoBERTa. Raises BrokenModel or UnsupportedModel."""
-    if config.fields.get("position_embedding_type") == "rotary":
-        return read_flash(config)
-    return roberta.read(config)
-
-
 def read_flash(config: ConfigFile) -> EncoderConfig:
-    """The architecture of a checkpoint of jina's code. Raises BrokenModel or UnsupportedModel."""
     config.one_of("truncate_dim", (None,))
     config.one_of("emb_pooler", (None, "mean"))
     adapters = _flash_adapters(config)
@@ -120,7 +112,6 @@ def read_flash(config: ConfigFile) -> EncoderConfig:
 
 
 def read(config: ConfigFile) -> EncoderConfig:
-    """The architecture of a checkpoint of transformers' own. Raises BrokenModel or UnsupportedModel."""
     config = config.with_missing(**DEFAULTS)
     paths = sorted(config.path.parent.glob("*/adapter_config.json"))
     folders = {TASKS.get(path.parent.name, path.parent.name): path.parent.name for path in paths}
@@ -130,7 +121,7 @@ def read(config: ConfigFile) -> EncoderConfig:
 
 
 def _tensors(*mappings: WeightMapping) -> TensorNames:
-    return TensorNames(mappings, masked_lm=roberta.MASKED_LM, classification=roberta.CLASSIFICATION)
+    return TensorNames(mappings, masked_lm=MASKED_LM, classification=CLASSIFICATION)
 
 
 def _read(config: ConfigFile, tensors: TensorNames, adapters: Adapters | None) -> EncoderConfig:

@@ -19,7 +19,6 @@ DEFAULT_TASK = "retrieval"
 
 
 def read(config: ConfigFile) -> EncoderConfig:
-    """The architecture of both models. Raises BrokenModel or UnsupportedModel."""
     is_decoder = config.one_of("is_decoder", (True, False), True)
     described = (read_qwen3 if is_decoder else read_eurobert)(config)
     return dataclasses.replace(without_heads(described), adapters=_adapters(config))

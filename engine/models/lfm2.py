@@ -64,7 +64,6 @@ PARTS = {
 
 
 def read(config: ConfigFile) -> EncoderConfig:
-    """LFM2's architecture. Raises BrokenModel or UnsupportedModel."""
     names = {"rms_norm_eps": "norm_eps"}
     config = config.with_missing(**DEFAULTS)
     if "block_ff_dim" in config.fields:  # the older name, which takes precedence
@@ -81,8 +80,7 @@ def read(config: ConfigFile) -> EncoderConfig:
         CONVOLUTION: Attention(convolution=Convolution(taps, taps // 2 if centered else 0)),
     }
     absent = {f"{name}.bias" for name in (CONVOLUTION_IN, CONVOLUTION_TAPS, CONVOLUTION_OUT) if not biases}
-    tensors = dataclasses.replace(
-        described.tensors,
+    described = described.with_tensors(
         mappings=(WeightMapping(PARTS, prefixes=("model.",), layers="layers."),),
         absent=described.tensors.absent | absent,
         classification=None,
@@ -91,7 +89,6 @@ def read(config: ConfigFile) -> EncoderConfig:
     )
     return dataclasses.replace(
         described,
-        tensors=tensors,
         attention=tuple(mixers[kind] for kind in _layer_types(config, described.layers)),
         intermediate_size=_inner_columns(config),
         qk_norm=True,

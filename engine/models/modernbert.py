@@ -76,7 +76,6 @@ BIASES = {
 
 
 def read(config: ConfigFile) -> EncoderConfig:
-    """ModernBERT's architecture. Raises BrokenModel or UnsupportedModel."""
     config = config.renamed(FIELDS).with_missing(**SHAPES).with_defaults(**DEFAULTS).with_fields(type_vocab_size=1)
     encoder_config = dataclasses.replace(
         read_bert_like(config, _tensors(config)), position_table=False, gated=True, pre_norm=True, first_norm=False

@@ -30,7 +30,6 @@ TENSORS = TensorNames(
 
 
 def read(config: ConfigFile) -> EncoderConfig:
-    """MPNet's architecture. Raises BrokenModel or UnsupportedModel."""
     config.one_of("relative_attention_num_buckets", (BUCKETS,), BUCKETS)
     config = config.with_missing(**{**DEFAULTS, "vocab_size": 30_527}).with_fields(type_vocab_size=1)
     return read_bert_like(config, TENSORS, first_position=FIRST_POSITION, relative_buckets=BUCKETS)

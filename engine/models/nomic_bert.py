@@ -87,7 +87,6 @@ HEAD_NAMES = {"bert.pooler": "nomic_bert.pooler"}
 
 
 def read(config: ConfigFile) -> EncoderConfig:
-    """nomic-bert's architecture. Raises BrokenModel or UnsupportedModel."""
     # The older code knows hidden_size by another name, the only one that it writes.
     return _read_older(config.renamed(FIELDS)) if "hidden_size" not in config.fields else _read(config)
 

@@ -23,7 +23,6 @@ CLASSIFICATION = Classification(dense="classifier.dense", out="classifier.out_pr
 
 
 def read(config: ConfigFile) -> EncoderConfig:
-    """RoBERTa's architecture. Raises BrokenModel or UnsupportedModel."""
     padding = config.fields.get("pad_token_id", 1)
     if isinstance(padding, bool) or not isinstance(padding, int) or padding < 0:
         raise BrokenModel(f"{config.path}: pad_token_id must be an int of at least 0, found {padding!r}")

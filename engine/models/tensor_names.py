@@ -88,8 +88,7 @@ class WeightMapping:
         ]
 
 
-@dataclass(frozen=True, slots=True)
-class Classification:
+class Classification(NamedTuple):
     """A model type's names of the linear layers of its `…ForSequenceClassification`.
 
     They take one row of a sequence: out(norm(activation(dense(x)))), or out(x) without `dense`. With pooling "late"
@@ -101,9 +100,7 @@ class Classification:
     out: str  # hidden_size → labels
     activation: str = "tanh"
     norm: str = ""  # a LayerNorm, with the epsilon of the layers' own; empty: none
-    pooling: str = (
-        "cls"  # the row that they take: the first token's, the "mean" of all, or the "last-token"'s; or "late"
-    )
+    pooling: str = "cls"  # the row that they take: the first, the "mean" of all, or the "last-token"'s; or "late"
     out_bias: bool = True
     padding_id: int | None = None  # with "last-token": what transformers takes where config.json states none
 

@@ -23,7 +23,6 @@ FULL_EVERY = 3
 
 
 def read(config: ConfigFile) -> EncoderConfig:
-    """UltraBERT's architecture. Raises BrokenModel or UnsupportedModel."""
     config = _with_types(config.with_missing(**OWN_DEFAULTS))
     kinds = config.list_of("layer_types", config.layers(), tuple(THETAS))
     plain = config.with_fields(rope_parameters=None, rope_scaling=None, is_causal=False)
@@ -31,8 +30,7 @@ def read(config: ConfigFile) -> EncoderConfig:
     stated = config.flattened(ROPE, tuple(THETAS))
     rotary = {kind: read_rotary(stated, described.head_size, THETAS[kind], kind) for kind in THETAS}
     pooling = config.one_of("classifier_pooling", ("cls", "mean"), "cls")
-    tensors = dataclasses.replace(
-        described.tensors,
+    described = described.with_tensors(
         mappings=(WeightMapping(PARTS, prefixes=("model.", "ultrabert."), layers="layers."),),
         classification=Classification(dense="", out="classifier", pooling=pooling),
         token_classification=TOKEN_CLASSIFICATION,
@@ -40,7 +38,7 @@ def read(config: ConfigFile) -> EncoderConfig:
     )
     windows = [each.window for each in described.attention]
     attention = tuple(Attention(rotary[kind], window) for kind, window in zip(kinds, windows, strict=True))
-    return dataclasses.replace(described, tensors=tensors, attention=attention)
+    return dataclasses.replace(described, attention=attention)
 
 
 def _with_types(config: ConfigFile) -> ConfigFile:

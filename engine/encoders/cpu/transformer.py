@@ -20,32 +20,8 @@ from embert.engine.encoders.cpu.positions import Positions, positions_of_layers
 from embert.engine.encoders.cpu.runs import Group
 from embert.engine.files.safetensors_file import Tensor
 from embert.engine.heads.embedding import LayerNorm
+from embert.engine.models import tensor_names as tn
 from embert.engine.models.encoder_config import EncoderConfig, LongQueries
-from embert.engine.models.tensor_names import (
-    ATTENTION_SUBLAYER_NORM,
-    CONVOLUTION_IN,
-    CONVOLUTION_OUT,
-    CONVOLUTION_TAPS,
-    EMBEDDING_PROJECTION,
-    FINAL_NORM,
-    INPUT_DENSE,
-    INPUT_GATE,
-    INPUT_NORM,
-    KEY_NORM,
-    LAYER_INPUTS,
-    LAYER_INPUTS_NORM,
-    LAYER_SCALE,
-    POSITION_EMBEDDINGS,
-    POSITION_KEY,
-    POSITION_QUERY,
-    QKV,
-    QUERY_NORM,
-    RELATIVE_EMBEDDINGS,
-    RELATIVE_NORM,
-    SUBLAYER_NORM,
-    TOKEN_TYPE_EMBEDDINGS,
-    WORD_EMBEDDINGS,
-)
 from embert.engine.weights.adapters import LowRank
 from embert.engine.weights.checkpoint import PADDING_POSITION, Checkpoint
 
@@ -63,7 +39,7 @@ class Layer:
         def linear(names: Sequence[str], activation: str = "none") -> Any:
             """One product for several linear layers of the same input."""
             scales = [1.0] * len(names)
-            if names == QKV:
+            if names == tn.QKV:
                 # softmax(q·kᵀ / √d): the scale goes into the query's weights.
                 scales[0] = 1.0 if config.qk_norm else config.score_scale  # a norm of queries has it otherwise
             weights, biases = [], []
@@ -82,14 +58,16 @@ class Layer:
             self._long_queries = _LongQueries(config, config.long_queries, operators)
         convolution = config.attention_of(layer).convolution
         if convolution is None:
-            self._qkv = linear(QKV)
+            self._qkv = linear(tn.QKV)
             self._attention = operators.attention(config, _head_parts(config, checkpoint, prefix))
         else:
-            self._qkv = linear((CONVOLUTION_IN,))
-            taps = checkpoint.float32(f"{prefix}{CONVOLUTION_TAPS}.weight")[:, 0].T.copy()
-            bias, unseen = (checkpoint.float32(f"{prefix}{name}.bias") for name in (CONVOLUTION_TAPS, CONVOLUTION_IN))
+            self._qkv = linear((tn.CONVOLUTION_IN,))
+            taps = checkpoint.float32(f"{prefix}{tn.CONVOLUTION_TAPS}.weight")[:, 0].T.copy()
+            bias, unseen = (
+                checkpoint.float32(f"{prefix}{name}.bias") for name in (tn.CONVOLUTION_TAPS, tn.CONVOLUTION_IN)
+            )
             self._attention = operators.convolution(taps, bias, unseen, convolution.after)
-        self._projection = linear(("attention.output.dense" if convolution is None else CONVOLUTION_OUT,))
+        self._projection = linear(("attention.output.dense" if convolution is None else tn.CONVOLUTION_OUT,))
         experts = config.experts_of(layer)
         self._feed_forward: FeedForward | RoutedFeedForward
         if experts is not None:
@@ -104,7 +82,9 @@ class Layer:
         self._norm = operators.norm(second)
         self._sublayer_norms: list[Callable[[Any], Any]] | None = None
         if config.sublayer_norms:
-            self._sublayer_norms = [operators.norm(norm(name)) for name in (ATTENTION_SUBLAYER_NORM, SUBLAYER_NORM)]
+            self._sublayer_norms = [
+                operators.norm(norm(name)) for name in (tn.ATTENTION_SUBLAYER_NORM, tn.SUBLAYER_NORM)
+            ]
         self._input = _LayerInput(config, checkpoint, layer, operators, linear) if config.layer_inputs else None
         self._whole = None
         if first is not None and isinstance(self._feed_forward, FeedForward):
@@ -196,13 +176,13 @@ class _LayerInput:
         """`linear` makes the products of a layer."""
         prefix, columns = f"encoder.layer.{layer}.", config.layer_inputs
         own = slice(layer * columns, (layer + 1) * columns)
-        weight, bias = (checkpoint.float32(f"{LAYER_INPUTS}.{part}")[own] for part in ("weight", "bias"))
+        weight, bias = (checkpoint.float32(f"{tn.LAYER_INPUTS}.{part}")[own] for part in ("weight", "bias"))
         scale = np.float32(config.hidden_size**-0.5)
         self._made = operators.projection(weight * scale, bias * scale)
-        self._made_norm = operators.norm(read_norm(config, checkpoint, LAYER_INPUTS_NORM))
-        self._gate, self._dense = linear((INPUT_GATE,), config.activation), linear((INPUT_DENSE,))
-        self._norm = operators.norm(read_norm(config, checkpoint, prefix + INPUT_NORM))
-        self._scale = float(checkpoint.float32(prefix + LAYER_SCALE)[0])
+        self._made_norm = operators.norm(read_norm(config, checkpoint, tn.LAYER_INPUTS_NORM))
+        self._gate, self._dense = linear((tn.INPUT_GATE,), config.activation), linear((tn.INPUT_DENSE,))
+        self._norm = operators.norm(read_norm(config, checkpoint, prefix + tn.INPUT_NORM))
+        self._scale = float(checkpoint.float32(prefix + tn.LAYER_SCALE)[0])
 
     def __call__(self, x: Any, embedded: Any, chosen: Floats | None) -> Any:
         """[T, hidden] each → [T, hidden]."""
@@ -213,15 +193,15 @@ class _LayerInput:
 def _head_parts(config: EncoderConfig, checkpoint: Checkpoint, prefix: str) -> HeadParts:
     """Norms of queries, keys and values, or the factors of DeBERTa's for each row of its table of distances."""
     if config.qk_norm:
-        gammas = [read_norm(config, checkpoint, prefix + name)[0] for name in (QUERY_NORM, KEY_NORM)]
+        gammas = [read_norm(config, checkpoint, prefix + name)[0] for name in (tn.QUERY_NORM, tn.KEY_NORM)]
         values = (np.ones(config.head_size, np.float32),) if config.value_norm else ()
         return HeadParts((gammas[0] * np.float32(config.score_scale), gammas[1], *values))
     relative = config.disentangled
     if relative is None:
         return HeadParts()
-    table = checkpoint.float32(RELATIVE_EMBEDDINGS)
+    table = checkpoint.float32(tn.RELATIVE_EMBEDDINGS)
     if relative.norm:
-        gamma, beta = (checkpoint.float32(f"{RELATIVE_NORM}.{part}") for part in ("weight", "bias"))
+        gamma, beta = (checkpoint.float32(f"{tn.RELATIVE_NORM}.{part}") for part in ("weight", "bias"))
         table = LayerNorm(gamma, beta, config.layer_norm_eps)(table)
 
     def product(name: str, scale: float = 1.0) -> Floats:
@@ -229,7 +209,7 @@ def _head_parts(config: EncoderConfig, checkpoint: Checkpoint, prefix: str) -> H
         rows: Floats = (table @ weight.T + bias) * np.float32(scale)
         return rows
 
-    key, query = QKV[1::-1] if relative.shared else (POSITION_KEY, POSITION_QUERY)
+    key, query = tn.QKV[1::-1] if relative.shared else (tn.POSITION_KEY, tn.POSITION_QUERY)
     of_queries = product(key) if relative.content_to_position else None
     return HeadParts(
         distances=(of_queries, product(query, config.score_scale) if relative.position_to_content else None)
@@ -255,7 +235,7 @@ class Transformer:
         numbers = [config.stored_layer(layer) for layer in range(config.layers)]
         distinct = {n: Layer(config, checkpoint, n, operators) for n in dict.fromkeys(numbers)}
         self._layers = [distinct[n] for n in numbers]
-        self._final_norm = operators.norm(read_norm(config, checkpoint, FINAL_NORM)) if config.pre_norm else None
+        self._final_norm = operators.norm(read_norm(config, checkpoint, tn.FINAL_NORM)) if config.pre_norm else None
 
     def __call__(
         self,
@@ -286,15 +266,15 @@ class _Embeddings:
 
     def __init__(self, config: EncoderConfig, checkpoint: Checkpoint, operators: Operators) -> None:
         self._operators = operators
-        self._words = checkpoint.stored(WORD_EMBEDDINGS)
-        self._types = checkpoint.float32(TOKEN_TYPE_EMBEDDINGS)
-        added = [additions(config, checkpoint, [name]) for name in (WORD_EMBEDDINGS, TOKEN_TYPE_EMBEDDINGS)]
+        self._words = checkpoint.stored(tn.WORD_EMBEDDINGS)
+        self._types = checkpoint.float32(tn.TOKEN_TYPE_EMBEDDINGS)
+        added = [additions(config, checkpoint, [name]) for name in (tn.WORD_EMBEDDINGS, tn.TOKEN_TYPE_EMBEDDINGS)]
         self._added = [None if each is None else _AddedRows(each, operators) for each in added]
         # Nearly every batch has token type 0 throughout, so the table of positions includes that row. Other types add
         # their difference to it.
         self._positions: Floats | None = None
         if config.position_table:
-            positions = checkpoint.float32(POSITION_EMBEDDINGS)
+            positions = checkpoint.float32(tn.POSITION_EMBEDDINGS)
             if config.padding_id is not None:  # the row after those of sequences
                 positions = np.concatenate([positions, checkpoint.float32(PADDING_POSITION)])
             self._positions = positions + self._types[0]
@@ -310,7 +290,7 @@ class _Embeddings:
             self._plain = operators.embeddings(self._words.array, self._positions, norm)
         self._projection: Callable[[Any], Any] | None = None
         if config.embedding_size is not None:
-            weight, bias = (checkpoint.float32(f"{EMBEDDING_PROJECTION}.{kind}") for kind in ("weight", "bias"))
+            weight, bias = (checkpoint.float32(f"{tn.EMBEDDING_PROJECTION}.{kind}") for kind in ("weight", "bias"))
             self._projection = operators.projection(weight, bias)
 
     def __call__(self, ids: Ints, positions: Ints, token_types: Ints | None, chosen: Floats | None) -> Any:

@@ -22,37 +22,8 @@ from embert.engine.encoders.self_test import normed_magnitudes, spread_ids
 from embert.engine.errors import BrokenModel, UnsupportedModel
 from embert.engine.files.safetensors_file import Tensor
 from embert.engine.model import Model
+from embert.engine.models import tensor_names as tn
 from embert.engine.models.encoder_config import Disentangled, EncoderConfig, tensor_shapes
-from embert.engine.models.tensor_names import (
-    ATTENTION_SUBLAYER_NORM,
-    CONVOLUTION_IN,
-    CONVOLUTION_OUT,
-    CONVOLUTION_TAPS,
-    EMBEDDING_PROJECTION,
-    EXPERTS_BIAS,
-    EXPERTS_INNER,
-    EXPERTS_OUTER,
-    FINAL_NORM,
-    INPUT_DENSE,
-    INPUT_GATE,
-    INPUT_NORM,
-    KEY_NORM,
-    LAYER_INPUTS,
-    LAYER_INPUTS_NORM,
-    LAYER_SCALE,
-    POSITION_EMBEDDINGS,
-    POSITION_KEY,
-    POSITION_QUERY,
-    QKV,
-    QUERY_NORM,
-    RELATIVE_ATTENTION_BIAS,
-    RELATIVE_EMBEDDINGS,
-    RELATIVE_NORM,
-    ROUTER,
-    SUBLAYER_NORM,
-    TOKEN_TYPE_EMBEDDINGS,
-    WORD_EMBEDDINGS,
-)
 from embert.engine.quantization.blocks import HEAD, balance, block_weight, quarter_weight
 from embert.engine.quantization.rows import QuantizedWeight
 from embert.engine.weights.checkpoint import PADDING_POSITION, Checkpoint
@@ -88,7 +59,11 @@ def _unfit_for_float16(config: EncoderConfig, checkpoint: Checkpoint, *, tables_
     """
     unfit = f"hidden states of {config.model_type} exceed float16's {LARGEST:.0f}" if config.wide_range else None
     for name, shape in tensor_shapes(config).items():
-        if len(shape) != 2 or name == RELATIVE_ATTENTION_BIAS or (tables_only and not name.startswith("embeddings.")):
+        if (
+            len(shape) != 2
+            or name == tn.RELATIVE_ATTENTION_BIAS
+            or (tables_only and not name.startswith("embeddings."))
+        ):
             continue
         reason = misfit(checkpoint.stored(name), f"{checkpoint.path}: {name}")
         if reason is not None and unfit is None:
@@ -146,35 +121,35 @@ LAYER_LINEAR = {
     "gate": "intermediate.gate",
     "inner": "intermediate.dense",
     "out": "output.dense",
-    "input_gate": INPUT_GATE,
-    "input_dense": INPUT_DENSE,
+    "input_gate": tn.INPUT_GATE,
+    "input_dense": tn.INPUT_DENSE,
 }
-CONVOLUTION = {"convolution": CONVOLUTION_IN, "taps": CONVOLUTION_TAPS, "attention": CONVOLUTION_OUT}
+CONVOLUTION = {"convolution": tn.CONVOLUTION_IN, "taps": tn.CONVOLUTION_TAPS, "attention": tn.CONVOLUTION_OUT}
 EXPERTS = {
-    "router.weight": ROUTER,
-    "experts_inner.weight": EXPERTS_INNER,
-    "experts_out.weight": EXPERTS_OUTER,
-    "experts.bias": EXPERTS_BIAS,
+    "router.weight": tn.ROUTER,
+    "experts_inner.weight": tn.EXPERTS_INNER,
+    "experts_out.weight": tn.EXPERTS_OUTER,
+    "experts.bias": tn.EXPERTS_BIAS,
 }
 PADDED = {*(f"{part}.{kind}" for part in ("query", "key", "value") for kind in ("weight", "bias")), "attention.weight"}
 LAYER_NORMS = {"attention": "attention.output.LayerNorm", "out": "output.LayerNorm"}
 RMS_NORMS = {  # of which only gamma is loaded
-    "query_norm": QUERY_NORM,
-    "key_norm": KEY_NORM,
-    "attention_sublayer": ATTENTION_SUBLAYER_NORM,
-    "out_sublayer": SUBLAYER_NORM,
+    "query_norm": tn.QUERY_NORM,
+    "key_norm": tn.KEY_NORM,
+    "attention_sublayer": tn.ATTENTION_SUBLAYER_NORM,
+    "out_sublayer": tn.SUBLAYER_NORM,
 }
 EMBEDDING_WEIGHTS = {
-    "word": WORD_EMBEDDINGS,
-    "position": POSITION_EMBEDDINGS,
-    "type": TOKEN_TYPE_EMBEDDINGS,
+    "word": tn.WORD_EMBEDDINGS,
+    "position": tn.POSITION_EMBEDDINGS,
+    "type": tn.TOKEN_TYPE_EMBEDDINGS,
     "gamma": "embeddings.LayerNorm.weight",
     "beta": "embeddings.LayerNorm.bias",
-    "projection.weight": f"{EMBEDDING_PROJECTION}.weight",
-    "projection.bias": f"{EMBEDDING_PROJECTION}.bias",
-    "inputs.gamma": f"{LAYER_INPUTS_NORM}.weight",
-    "last.gamma": f"{FINAL_NORM}.weight",
-    "last.beta": f"{FINAL_NORM}.bias",
+    "projection.weight": f"{tn.EMBEDDING_PROJECTION}.weight",
+    "projection.bias": f"{tn.EMBEDDING_PROJECTION}.bias",
+    "inputs.gamma": f"{tn.LAYER_INPUTS_NORM}.weight",
+    "last.gamma": f"{tn.FINAL_NORM}.weight",
+    "last.beta": f"{tn.FINAL_NORM}.bias",
 }
 STORED_DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
@@ -239,7 +214,7 @@ def layer_tensors(
             yield f"{matrix}.scale", layer, scales, "float32"
         elif ours == "taps.weight":  # [hidden, 1, taps]
             yield ours, layer, np.ascontiguousarray(tensor.float32()[:, 0].T), "float32"
-        elif name.endswith(EXPERTS_OUTER):  # [experts, inner, hidden]
+        elif name.endswith(tn.EXPERTS_OUTER):  # [experts, inner, hidden]
             by_expert = tensor.float32().reshape(-1, config.intermediate_size, config.hidden_size).swapaxes(1, 2)
             yield ours, layer, by_expert.reshape(-1, config.intermediate_size), "float32"
         elif padded and ours in PADDED:
@@ -265,7 +240,7 @@ def layer_tensors(
         yield "angles", table, np.stack(rotations(rotary, config.max_positions), axis=-1), "float32"
     bias: npt.NDArray[np.float32] | None = None
     if config.relative_buckets:
-        bias = bias_by_distance(checkpoint.float32(RELATIVE_ATTENTION_BIAS), config.max_positions)
+        bias = bias_by_distance(checkpoint.float32(tn.RELATIVE_ATTENTION_BIAS), config.max_positions)
     elif config.alibi:
         bias = alibi_by_distance(config.heads, config.max_positions)
     if bias is not None:
@@ -285,7 +260,7 @@ def _layer_inputs(config: EncoderConfig, checkpoint: Checkpoint) -> Iterator[tup
     """Each layer's rows of the matrix that makes all inputs, and its norm times the factor of the layer's result."""
     columns = config.layer_inputs
     for kind in ("weight", "bias"):
-        tensor = checkpoint.stored(f"{LAYER_INPUTS}.{kind}")
+        tensor = checkpoint.stored(f"{tn.LAYER_INPUTS}.{kind}")
         known = tensor.dtype in STORED_DTYPES
         values = tensor.array if known else tensor.float32()
         for layer in range(config.layers):
@@ -293,8 +268,8 @@ def _layer_inputs(config: EncoderConfig, checkpoint: Checkpoint) -> Iterator[tup
             yield f"input.{kind}", layer, own, STORED_DTYPES[tensor.dtype] if known else "float32"
     for layer in range(config.layers):
         prefix = f"encoder.layer.{layer}."
-        factor = checkpoint.float32(f"{prefix}{LAYER_SCALE}")
-        gamma = checkpoint.float32(f"{prefix}{INPUT_NORM}.weight") + np.float32(config.norm_offset)
+        factor = checkpoint.float32(f"{prefix}{tn.LAYER_SCALE}")
+        gamma = checkpoint.float32(f"{prefix}{tn.INPUT_NORM}.weight") + np.float32(config.norm_offset)
         yield "input_sublayer.gamma", layer, gamma * factor, "float32"
         with np.errstate(divide="ignore"):
             yield "input_divisors", layer, np.full(config.hidden_size, 1 / factor[0], np.float32), "float32"
@@ -304,13 +279,13 @@ def _distance_tables(
     config: EncoderConfig, relative: Disentangled, checkpoint: Checkpoint
 ) -> Iterator[tuple[str, int, Any, str]]:
     """Factors of a layer's queries and keys for each row of the table of distances: [2 · span, hidden]."""
-    table = checkpoint.float32(RELATIVE_EMBEDDINGS)
+    table = checkpoint.float32(tn.RELATIVE_EMBEDDINGS)
     if relative.norm:
         centered = table - table.mean(1, keepdims=True)
         deviation = np.sqrt(np.square(centered).mean(1, keepdims=True) + np.float32(config.layer_norm_eps))
-        gamma, beta = (checkpoint.float32(f"{RELATIVE_NORM}.{kind}") for kind in ("weight", "bias"))
+        gamma, beta = (checkpoint.float32(f"{tn.RELATIVE_NORM}.{kind}") for kind in ("weight", "bias"))
         table = centered / deviation * gamma + beta
-    key, query = POSITION_KEY, POSITION_QUERY
+    key, query = tn.POSITION_KEY, tn.POSITION_QUERY
     if relative.shared:
         key, query = LAYER_LINEAR["key"], LAYER_LINEAR["query"]
     parts = []
@@ -329,7 +304,7 @@ Floats = npt.NDArray[np.float32]
 # Tokens that the magnitudes of columns are taken from. Large columns are large in every token, so a few suffice.
 TOKENS = 32
 TOGETHER = {
-    QKV[0]: QKV,
+    tn.QKV[0]: tn.QKV,
     "intermediate.dense": ("intermediate.dense",),
 }
 
