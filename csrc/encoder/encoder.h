@@ -41,6 +41,7 @@ class Encoder {
   Status wait(int64_t ticket, std::vector<Result>& results);
 
   const EncoderConfig& model() const { return model_.config; }
+  const Weights& weights() const { return model_.weights; }
   const char* gemm_name() const { return model_.provider->name(); }
   bool folds() const { return model_.folds; }
   int graph_count() const { return slots_[0].graph_count() + slots_[1].graph_count(); }

@@ -180,6 +180,8 @@ class Weights {
     const LayerWeights& w = layer(layer_index);
     return {w.distance_keys, w.distance_queries, distances_, model_.positions};
   }
+  // All tensors to load, by layer and name.
+  const std::map<std::pair<int, std::string>, WeightView>& tensors() const { return tensors_; }
   size_t bytes() const { return storage_.bytes(); }
 
  private:
@@ -210,14 +212,14 @@ class Weights {
   EmbeddingTables tables_;
   std::vector<LayerWeights> layers_;
   HeadWeights heads_;
-  uint8_t* projection_weight_ = nullptr;                       // [hidden, embedding]
-  float* projection_bias_ = nullptr;                           // [hidden]
-  const float* inputs_norm_ = nullptr;                         // [layer_inputs]
-  Norm last_norm_;                                             // of pre-norm models
-  std::vector<float2*> angles_;                                // of each table: [positions, rotary_dim / 2]
-  float* relative_ = nullptr;                                  // as in ops/attention_work.h
-  int16_t* distances_ = nullptr;                               // as in DisentangledScores
-  std::map<std::pair<int, std::string>, WeightView> tensors_;  // of all tensors, by layer and name
+  uint8_t* projection_weight_ = nullptr;  // [hidden, embedding]
+  float* projection_bias_ = nullptr;      // [hidden]
+  const float* inputs_norm_ = nullptr;    // [layer_inputs]
+  Norm last_norm_;                        // of pre-norm models
+  std::vector<float2*> angles_;           // of each table: [positions, rotary_dim / 2]
+  float* relative_ = nullptr;             // as in ops/attention_work.h
+  int16_t* distances_ = nullptr;          // as in DisentangledScores
+  std::map<std::pair<int, std::string>, WeightView> tensors_;
   std::set<std::pair<int, std::string>> loaded_;
   int widest_qkv_ = 0;  // of all layers
   int rounded_ = 0;

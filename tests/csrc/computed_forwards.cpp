@@ -70,6 +70,7 @@ EncoderConfig read_config() {
 
 int main(int count, char** arguments) {
   if (count != 5) return 2;
+  computes = true;
   EncoderConfig model = read_config();
   model.dtype = DType(std::atoi(arguments[2]));
   model.int8 = model.dtype == DType::kInt8;
@@ -99,26 +100,22 @@ int main(int count, char** arguments) {
   std::string refusal;
   told(encoder->start(refusal));
 
-  std::vector<int32_t> cu_seqlens(number() + 1), ids;
-  for (size_t i = 1; i < cu_seqlens.size(); ++i) cu_seqlens[i] = cu_seqlens[i - 1] + number();
-  while (int(ids.size()) < cu_seqlens.back()) ids.push_back(number());
+  std::vector<int> lengths(number());
+  for (int& length : lengths) length = number();
+  Batch batch(lengths);
+  for (int32_t& id : batch.ids) id = number();
   std::vector<int32_t> prefixes(number());  // none, or two numbers of each sequence
   for (int32_t& each : prefixes) each = number();
-  const std::vector<uint8_t> as_they_are(cu_seqlens.size());
+  const std::vector<uint8_t> as_they_are(lengths.size());
   std::FILE* const to = std::fopen(arguments[4], "wb");
   for (const Task task : {Task::kTokens, Task::kEmbed}) {
-    const std::vector<Tasks> tasks(cu_seqlens.size(), bit(task));
-    BatchView batch;
-    batch.tokens = cu_seqlens.back();
-    batch.sequences = int(cu_seqlens.size()) - 1;
-    batch.ids = ids.data();
-    batch.cu_seqlens = cu_seqlens.data();
-    batch.normalize = as_they_are.data();
-    batch.tasks = tasks.data();
-    if (!prefixes.empty()) batch.prefixes = prefixes.data();
+    const std::vector<Tasks> tasks(lengths.size(), bit(task));
+    batch.view.normalize = as_they_are.data();
+    batch.view.tasks = tasks.data();
+    if (!prefixes.empty()) batch.view.prefixes = prefixes.data();
     int64_t ticket = 0;
     std::vector<Result> results;
-    told(encoder->submit(batch, ticket));
+    told(encoder->submit(batch.view, ticket));
     told(encoder->wait(ticket, results));
     std::fwrite(results[0].values.get(), sizeof(float), size_t(results[0].rows) * results[0].columns, to);
   }

@@ -13,22 +13,19 @@ from pathlib import Path
 
 import pytest
 
-__all__ = ["COMPUTED", "CSRC", "RECORDED", "build"]
+__all__ = ["CSRC", "HOST_SIDE", "build"]
 
 CSRC = Path(__file__).parents[2] / "csrc"
 OBJECTS = CSRC.parent / "build" / "host-objects"
 OPTIONS = ("-std=c++17", "-O1")
-# The encoder's host side.
-HOST = (
-    Path(__file__).with_name("recording_runtime.cpp"),
+# The encoder's host side with stand-ins for CUDA's runtime and for the device's kernels.
+HOST_SIDE = (
+    *(Path(__file__).with_name(f"{name}.cpp") for name in ("computing_device", "recording_runtime", "small_models")),
     *sorted((CSRC / "encoder").glob("*.cpp")),
     CSRC / "common" / "capability.cpp",
     CSRC / "gemm" / "experts.cpp",
     CSRC / "heads" / "splade.cpp",
 )
-# The same with what stands in for the device's kernels: what only writes down, what computes on the CPU.
-RECORDED = (Path(__file__).with_name("recording_device.cpp"), *HOST)
-COMPUTED = (Path(__file__).with_name("computing_device.cpp"), *HOST)
 
 
 def build(folder: Path, *sources: Path, name: str = "program", flags: Sequence[str] = ()) -> Path:

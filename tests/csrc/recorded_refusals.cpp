@@ -15,25 +15,10 @@ void say(const char* step, const Status& status) {
   std::printf("%s %s%s\n", step, kind, status.message().c_str());
 }
 
-struct Batch {
-  std::vector<int32_t> cu_seqlens{0}, ids, positions, dimensions;
-  BatchView view;
-
-  explicit Batch(const std::vector<int>& lengths) {
-    for (const int length : lengths) cu_seqlens.push_back(cu_seqlens.back() + length);
-    ids.assign(cu_seqlens.back(), 5);
-    view.tokens = cu_seqlens.back();
-    view.sequences = int(lengths.size());
-    view.ids = ids.data();
-    view.cu_seqlens = cu_seqlens.data();
-  }
-};
-
 std::unique_ptr<Encoder> started(const EncoderConfig& model, const EncoderOptions& options) {
   std::unique_ptr<Encoder> encoder;
   check(Encoder::create(model, options, encoder));
-  load(*encoder, Stored::kFloat16);
-  load_heads(*encoder);
+  load(*encoder);
   std::string refusal;
   check(encoder->start(refusal));
   return encoder;
@@ -56,38 +41,175 @@ void create(const EncoderConfig& model, const EncoderOptions& options) {
   say("create", Encoder::create(model, options, encoder));
 }
 
-void weights(const EncoderConfig& model, const EncoderOptions& options, const std::string& what) {
+void start(const EncoderConfig& model, const EncoderOptions& options, const std::string& without = "") {
   std::unique_ptr<Encoder> encoder;
   check(Encoder::create(model, options, encoder));
-  const std::vector<float> zeros(size_t(kVocabulary) * kInner);
+  load(*encoder, without);
   std::string refusal;
-  const auto put = [&](const char* name, int layer, const TensorShape& of) {
-    say("load", encoder->load(name, layer, zeros.data(), of, DType::kFloat32));
-  };
-  if (what == "missing") {
-    load(*encoder, Stored::kFloat32, "inner.bias");
-    say("start", encoder->start(refusal));
-  } else if (what == "instead") {  // as many as there should be, one of them twice
-    load(*encoder, Stored::kFloat32, "beta");
-    put("gamma", -1, {kHidden});
-    say("start", encoder->start(refusal));
-  } else if (what == "heads") {
-    load(*encoder, Stored::kFloat16);
-    put("classifier.weight", 0, {2, kHidden});
-    put("classifier.weight", 1, {3, kHidden});
-    put("classifier.weight", 0, {3, kHidden});
-    put("token_weights.weight", -1, {1, kHidden});
-    say("start", encoder->start(refusal));
-  } else if (what == "surplus") {
-    put("pooler", -1, {kHidden, kHidden});
-    put("query.weight", kLayers, {kHidden, kHidden});
-    put("padding", -1, {1, kHidden});
-  } else {  // shapes
-    put("inner.weight", 1, {kHidden, kInner});
-    put("out.bias", 2, {kInner});
-    put("word", -1, {kVocabulary - 1, kHidden});
-    put("query.weight", 0, {kHidden * kHidden});
+  say("start", encoder->start(refusal));
+}
+
+// A line for each case that is not refused with a message which contains `reason`; an empty reason: that is refused.
+class Cases {
+ public:
+  explicit Cases(const EncoderOptions& options) : options_(options) {}
+
+  template <typename Change>
+  void add(const std::string& reason, Kind kind, const Change& change) {
+    EncoderConfig model = model_of(kind);
+    change(model);
+    std::unique_ptr<Encoder> encoder;
+    compare(reason, Encoder::create(model, options_, encoder));
   }
+  // A tensor of zeros in FP32.
+  void load(const std::string& reason, Encoder& encoder, const char* name, int layer, const TensorShape& shape,
+            DType stored = DType::kFloat32) {
+    const std::vector<float> zeros(elements_of(shape));
+    compare(reason, encoder.load(name, layer, zeros.data(), shape, stored));
+  }
+  void load(const std::string& reason, Kind kind, const char* name, int layer, const TensorShape& shape) {
+    std::unique_ptr<Encoder> encoder;
+    check(Encoder::create(model_of(kind), options_, encoder));
+    load(reason, *encoder, name, layer, shape);
+  }
+  void start(const std::string& reason, const EncoderConfig& model, const char* without) {
+    std::unique_ptr<Encoder> encoder;
+    check(Encoder::create(model, options_, encoder));
+    ::load(*encoder, without);
+    std::string refusal;
+    compare(reason, encoder->start(refusal));
+  }
+  void compare(const std::string& reason, const Status& status) const {
+    const bool matches = status.message().find(reason) != std::string::npos;
+    if (status.is_lost() || status.ok() != reason.empty() || !matches)
+      std::printf("%s: found %s\n", reason.c_str(), status.message().c_str());
+  }
+
+ private:
+  EncoderOptions options_;
+};
+
+void weights(Cases& cases, const EncoderOptions& options) {
+  EncoderConfig model = model_of(Kind::kBert);
+  cases.start("inner.bias of layer 0 was not loaded: of 53 weights there are 50", model, "inner.bias");
+  std::unique_ptr<Encoder> encoder;
+  check(Encoder::create(model, options, encoder));
+  load(*encoder, "beta");
+  cases.load("gamma was loaded before", *encoder, "gamma", -1, {kHidden});
+  std::string refusal;
+  cases.compare("beta was not loaded: of 53 weights there are 52", encoder->start(refusal));
+
+  cases.load("no weight pooler", Kind::kBert, "pooler", -1, {kHidden, kHidden});
+  cases.load("no weight query.weight of layer 3", Kind::kBert, "query.weight", kLayers, {kHidden, kHidden});
+  cases.load("no weight padding", Kind::kBert, "padding", -1, {1, kHidden});
+  cases.load("inner.weight of layer 1 has shape [256, 1024], expected [1024, 256]", Kind::kBert, "inner.weight", 1,
+             {kHidden, kInner});
+  cases.load("out.bias of layer 2 has shape [1024], expected [256]", Kind::kBert, "out.bias", 2, {kInner});
+  cases.load("word has shape [999, 256], expected [1000, 256]", Kind::kBert, "word", -1, {kVocabulary - 1, kHidden});
+  cases.load("has shape [65536], expected [256, 256]", Kind::kBert, "query.weight", 0, {kHidden * kHidden});
+
+  cases.start("last.beta was not loaded: of 60 weights there are 59", model_of(Kind::kModern), "last.beta");
+  cases.start("gate.weight of layer 0 was not loaded", model_of(Kind::kNomic), "gate.weight");
+  cases.start("projection.bias was not loaded", model_of(Kind::kElectra), "projection.bias");
+  cases.load("no weight attention.gamma of layer 0", Kind::kModern, "attention.gamma", 0, {kHidden});
+  cases.load("no weight position", Kind::kModern, "position", -1, {kPositions, kHidden});
+  cases.load("no weight out.bias of layer 1", Kind::kAlbert, "out.bias", 1, {kHidden});
+  cases.load("no weight gate.bias of layer 0", Kind::kBert, "gate.bias", 0, {kInner});
+  cases.load("gate.bias of layer 0 has shape [2048], expected [1024]", Kind::kGte, "gate.bias", 0, {2 * kInner});
+  cases.load("no weight angles of layer 1", Kind::kGte, "angles", 1, {kPositions, kRotaryDim / 2, 2});
+
+  model.task_heads.classifier = {{kHidden, 3}};
+  check(Encoder::create(model, options, encoder));
+  cases.load("classifier.weight of layer 0 has shape [2, 256], expected [3, 256]", *encoder, "classifier.weight", 0,
+             {2, kHidden});
+  cases.load("no weight classifier.weight of layer 1", *encoder, "classifier.weight", 1, {3, kHidden});
+  cases.load("no weight token_weights.weight", *encoder, "token_weights.weight", -1, {1, kHidden});
+  cases.start("classifier.bias of layer 0 was not loaded", model, "classifier.bias");
+
+  model = model_of(Kind::kBert);
+  model.int8 = true;
+  check(Encoder::create(model, options, encoder));
+  const TensorShape square = {kHidden, kHidden};
+  cases.load("query.weight of layer 0 must be in int8", *encoder, "query.weight", 0, square, DType::kFloat16);
+  cases.load("out.gamma of layer 0 is in int8", *encoder, "out.gamma", 0, {kHidden}, DType::kInt8);
+  cases.start("inner.scale of layer 0 was not loaded", model, "inner.scale");
+  cases.start("query.gamma of layer 0 was not loaded", model, "query.gamma");
+}
+
+void architectures(Cases& cases) {
+  using C = EncoderConfig;
+  cases.add("silu in a feed-forward part without a gate", Kind::kNomic, [](C& c) { c.gated = false; });
+  cases.add("attention described for 2 of 3 layers", Kind::kModern, [](C& c) { c.attention.pop_back(); });
+  cases.add("a window of 40 tokens together with scores", Kind::kModern, [](C& c) { c.relative = true; });
+  cases.add("66 RoPE columns of heads of 64", Kind::kGte, [](C& c) { c.attention[1].rotary_dim = 66; });
+  cases.add("one table of angles", Kind::kGte, [](C& c) { c.attention[1].rotary_dim = 32; });
+  cases.add("weights of layer 1, which no layer uses", Kind::kAlbert, [](C& c) { c.shared = {0, 2, 2}; });
+  cases.add("embeddings of 100 columns", Kind::kElectra, [](C& c) { c.embedding = 100; });
+  cases.add("a word table of 128 columns", Kind::kElectra, [](C& c) { c.task_heads.splade = SpladeKind{}; });
+  cases.add("projected before their norm", Kind::kElectra, [](C& c) { c.projects_first = true; });
+
+  const auto disentangled = [&](const char* reason, Kind kind, auto change) {
+    cases.add(reason, kind, [&](C& c) {
+      c.distance_rows = 512, c.distance_keys = true;
+      change(c);
+    });
+  };
+  const char* const another = "disentangled attention with another kind";
+  disentangled("disentangled attention in float32", Kind::kBert, [](C& c) { c.dtype = DType::kFloat32; });
+  disentangled("disentangled attention in int8", Kind::kBert, [](C& c) { c.int8 = true; });
+  disentangled("without a part of the scores", Kind::kBert, [](C& c) { c.distance_keys = false; });
+  disentangled("32768 rows: at most 32767", Kind::kBert, [](C& c) { c.distance_rows = 32768; });
+  disentangled("heads of 256 columns", Kind::kBert, [](C& c) { c.heads = 1; });
+  disentangled(another, Kind::kRelative, [](C&) {});
+  disentangled(another, Kind::kNomic, [](C&) {});
+  disentangled("", Kind::kBert, [](C&) {});
+
+  cases.add("65 taps, of which 0", Kind::kModern, [](C& c) { c.attention[1].taps = 65; });
+  cases.add("3 taps, of which 3", Kind::kModern, [](C& c) { c.attention[1].taps = c.attention[1].after = 3; });
+  cases.add("convolutions with a table of positions", Kind::kBert,
+            [](C& c) { c.attention.assign(kLayers, {0, 0, 0, 0, 0, 3, 0}); });
+  const auto routed = [&](const char* reason, Kind kind, int experts, int top_k, int layer) {
+    cases.add(reason, kind, [&](C& c) { c.experts = experts, c.top_k = top_k, c.expert_layers = {layer}; });
+  };
+  routed("2 of 33 experts", Kind::kBert, 33, 2, 1);
+  routed("9 of 8 experts", Kind::kBert, 8, 9, 1);
+  routed("experts of a missing layer", Kind::kBert, 8, 2, kLayers);
+  routed("experts with gates", Kind::kNomic, 8, 2, 1);
+  routed("", Kind::kBert, 8, 2, 1);
+  for (int kind = 0; kind <= int(Kind::kJina); ++kind) cases.add("", Kind(kind), [](C&) {});
+
+  cases.add("a classification layer of 9 columns to 2 after 8", Kind::kBert,
+            [](C& c) { c.task_heads.classifier = {{kHidden, 8}, {9, 2}}; });
+  cases.add("a Dense module of 248 columns to 8 after 256", Kind::kBert,
+            [](C& c) { c.task_heads.dense = {{kHidden - 8, 8}}; });
+  cases.add("a multi-vector layer of 100 columns", Kind::kBert, [](C& c) { c.task_heads.multi = {{kHidden, 100}}; });
+  cases.add("a multi-vector layer with tanh", Kind::kBert,
+            [](C& c) { c.task_heads.multi = {{kHidden, 128, HeadActivation::kTanh}}; });
+}
+
+void int8(const EncoderOptions& options) {
+  const auto add = [&](const char* reason, Kind kind, auto change, const EncoderOptions& options) {
+    Cases(options).add(reason, kind, [&](EncoderConfig& c) {
+      c.int8 = true;
+      change(c);
+    });
+  };
+  using C = EncoderConfig;
+  add("rows in another type than float16", Kind::kBert, [](C& c) { c.dtype = DType::kBFloat16; }, options);
+  add("hidden size 192", Kind::kBert, [](C& c) { c.hidden = 192; }, options);
+  add("hidden size 1280", Kind::kBert, [](C& c) { c.hidden = 1280; }, options);
+  add("intermediate size 1000", Kind::kBert, [](C& c) { c.inner = 1000; }, options);
+  add("intermediate size 8320", Kind::kBert, [](C& c) { c.inner = 8320; }, options);
+  for (int kind = int(Kind::kModern); kind <= int(Kind::kJina); ++kind)
+    add("gates, rotary positions, LayerNorms", Kind(kind), [](C&) {}, options);
+  add("", Kind::kRelative, [](C&) {}, options);
+  EncoderOptions other = options;
+  other.fold = false;
+  add("hopper was asked for without", Kind::kBert, [](C&) {}, other);
+  other.gemm = "cublaslt";
+  add("which cuda-portable does not use", Kind::kBert, [](C&) {}, other);
+  faults.major = 8, faults.build = {800, false};
+  add("int8 needs a GPU of compute capability 9.0", Kind::kBert, [](C&) {}, options);
 }
 
 }  // namespace
@@ -95,10 +217,11 @@ void weights(const EncoderConfig& model, const EncoderOptions& options, const st
 int main(int count, char** arguments) {
   if (count < 2) return 2;
   const std::string scenario = arguments[1];
-  EncoderConfig model = small_model();
+  EncoderConfig model = model_of(Kind::kBert);
   EncoderOptions options;
   options.max_tokens = 4096;
   options.graphs = false;
+  Cases cases(options);
   const auto is = [&](const char* name) { return scenario == name; };
   {
     if (is("capability")) {
@@ -130,23 +253,24 @@ int main(int count, char** arguments) {
     } else if (is("graphs")) {
       options.graphs = true;
       faults.instantiations = 3;
-      std::unique_ptr<Encoder> encoder;
-      check(Encoder::create(model, options, encoder));
-      load(*encoder, Stored::kFloat16);
-      std::string refusal;
-      say("start", encoder->start(refusal));
+      start(model, options);
     } else if (is("a capture")) {
       options.graphs = true;
       faults.attentions = 2 * kLayers + 1;  // after the two batches at start
       faults.attention = Status::refused("an attention that cannot be launched");
-      std::unique_ptr<Encoder> encoder;
-      check(Encoder::create(model, options, encoder));
-      load(*encoder, Stored::kFloat16);
-      std::string refusal;
-      say("start", encoder->start(refusal));
-    } else if (scenario.rfind("weights ", 0) == 0) {
-      if (is("weights heads")) model.task_heads.classifier = {{kHidden, 3}};
-      weights(model, options, scenario.substr(8));
+      start(model, options);
+    } else if (is("weights")) {
+      weights(cases, options);
+    } else if (is("architectures")) {
+      architectures(cases);
+    } else if (is("int8")) {
+      int8(options);
+    } else if (is("int8 memory")) {
+      model.int8 = true;
+      model.task_heads.multi = {{kHidden, 128}};
+      telling = true;
+      start(model, options);
+      telling = false;
     } else if (is("tiles")) {
       options.max_tokens = 65535 * 64;
       faults.major = 8, faults.build = {800, false};
@@ -223,79 +347,6 @@ int main(int count, char** arguments) {
         batch.view.tasks = asked.data();
         run(*encoder, batch.view);
       }
-    } else if (is("heads")) {
-      model.task_heads.classifier = {{kHidden, 8}, {9, 2}};
-      create(model, options);
-      model.task_heads = {};
-      model.task_heads.dense = {{kHidden - 8, 8}};
-      create(model, options);
-      model.task_heads = {};
-      model.task_heads.multi = {{kHidden, 100}};
-      create(model, options);
-      model.task_heads.multi = {{kHidden, 128, HeadActivation::kTanh}};
-      create(model, options);
-    } else if (is("architectures")) {
-      const auto changed = [&](Kind kind, auto change) {
-        EncoderConfig changes = model_of(kind);
-        change(changes);
-        create(changes, options);
-      };
-      changed(Kind::kNomic, [](EncoderConfig& of) { of.gated = false; });
-      changed(Kind::kModern, [](EncoderConfig& of) { of.attention.pop_back(); });
-      changed(Kind::kModern, [](EncoderConfig& of) { of.relative = true; });
-      changed(Kind::kGte, [](EncoderConfig& of) { of.attention[1].rotary_dim = kHidden / kHeads + 2; });
-      changed(Kind::kGte, [](EncoderConfig& of) { of.attention[1].rotary_dim = 32; });
-      changed(Kind::kAlbert, [](EncoderConfig& of) { of.shared = {0, 2, 2}; });
-      changed(Kind::kElectra, [](EncoderConfig& of) { of.embedding = 100; });
-      changed(Kind::kElectra, [](EncoderConfig& of) { of.task_heads.splade = SpladeKind{}; });
-      const auto disentangled = [&](Kind kind, auto change) {
-        changed(kind, [&](EncoderConfig& of) {
-          of.distance_rows = 512, of.distance_keys = true;
-          change(of);
-        });
-      };
-      disentangled(Kind::kBert, [](EncoderConfig& of) { of.dtype = DType::kFloat32; });
-      disentangled(Kind::kBert, [](EncoderConfig& of) { of.int8 = true; });
-      disentangled(Kind::kBert, [](EncoderConfig& of) { of.distance_keys = false; });
-      disentangled(Kind::kBert, [](EncoderConfig& of) { of.distance_rows = 32768; });
-      disentangled(Kind::kBert, [](EncoderConfig& of) { of.heads = 1; });
-      disentangled(Kind::kRelative, [](EncoderConfig&) {});
-      disentangled(Kind::kNomic, [](EncoderConfig&) {});
-      disentangled(Kind::kBert, [](EncoderConfig&) {});
-      changed(Kind::kElectra, [](EncoderConfig& of) { of.projects_first = true; });
-      changed(Kind::kModern, [](EncoderConfig& of) { of.attention[1].taps = 65; });
-      changed(Kind::kModern, [](EncoderConfig& of) { of.attention[1].taps = of.attention[1].after = 3; });
-      changed(Kind::kBert, [](EncoderConfig& of) { of.attention.assign(kLayers, {0, 0, 0, 0, 0, 3, 0}); });
-      const auto routed = [&](Kind kind, int experts, int top_k, int layer) {
-        changed(kind, [&](EncoderConfig& of) { of.experts = experts, of.top_k = top_k, of.expert_layers = {layer}; });
-      };
-      routed(Kind::kBert, 33, 2, 1);
-      routed(Kind::kBert, 8, 9, 1);
-      routed(Kind::kBert, 8, 2, kLayers);
-      routed(Kind::kNomic, 8, 2, 1);
-      routed(Kind::kBert, 8, 2, 1);
-      for (int kind = 0; kind <= int(Kind::kJina); ++kind) changed(Kind(kind), [](EncoderConfig&) {});
-    } else if (is("newer weights")) {
-      const auto asked = [&](Kind kind, const char* without, const char* name, int layer, const TensorShape& of) {
-        std::unique_ptr<Encoder> encoder;
-        check(Encoder::create(model_of(kind), options, encoder));
-        load(*encoder, Stored::kFloat16, without);
-        std::string refusal;
-        const std::vector<float> zeros(size_t(kVocabulary) * kInner);
-        if (name[0] == 0)
-          say("start", encoder->start(refusal));
-        else
-          say("load", encoder->load(name, layer, zeros.data(), of, DType::kFloat32));
-      };
-      asked(Kind::kModern, "last.beta", "", 0, {});
-      asked(Kind::kNomic, "gate.weight", "", 0, {});
-      asked(Kind::kElectra, "projection.bias", "", 0, {});
-      asked(Kind::kModern, "", "attention.gamma", 0, {kHidden});
-      asked(Kind::kModern, "", "position", -1, {kPositions, kHidden});
-      asked(Kind::kAlbert, "", "out.bias", 1, {kHidden});
-      asked(Kind::kBert, "", "gate.bias", 0, {kInner});
-      asked(Kind::kGte, "gate.bias", "gate.bias", 0, {2 * kInner});
-      asked(Kind::kGte, "", "angles", 1, {kPositions, kRotaryDim / 2, 2});
     } else if (is("positions")) {
       model.padding = true;
       options.graphs = true;

@@ -7,35 +7,29 @@ using namespace embert;
 
 int main(int count, char** arguments) {
   if (count < 4) return 2;
-  EncoderConfig model = model_of(Kind(0));
+  EncoderConfig model = model_of(Kind::kBert);
   EncoderOptions options;
   options.max_tokens = 4096;
   options.gemm = "hopper";
   model.task_heads.splade = SpladeKind{};
   if (std::atoi(arguments[1]) != 0) pairs_of_text = int(kPairs / 3) + 1;
-  std::vector<int32_t> cu_seqlens{0};
+  std::vector<int> lengths;
   std::vector<Tasks> tasks;
   for (int i = 2; i + 1 < count; i += 2) {
-    cu_seqlens.push_back(cu_seqlens.back() + std::atoi(arguments[i]));
+    lengths.push_back(std::atoi(arguments[i]));
     tasks.push_back(Tasks(std::atoi(arguments[i + 1])));
   }
 
   std::unique_ptr<Encoder> encoder;
   check(Encoder::create(model, options, encoder));
-  load(*encoder, Stored(0));
-  load_heads(*encoder);
+  load(*encoder);
   std::string refusal;
   check(encoder->start(refusal));
   telling = true;
-  const std::vector<int32_t> ids(cu_seqlens.back(), 5);
-  BatchView batch;
-  batch.tokens = cu_seqlens.back();
-  batch.sequences = int(tasks.size());
-  batch.ids = ids.data();
-  batch.cu_seqlens = cu_seqlens.data();
-  batch.tasks = tasks.data();
+  Batch batch(lengths);
+  batch.view.tasks = tasks.data();
   int64_t ticket = 0;
-  check(encoder->submit(batch, ticket));
+  check(encoder->submit(batch.view, ticket));
   std::vector<Result> results;
   check(encoder->wait(ticket, results));
   for (const Result& result : results)

@@ -1,6 +1,6 @@
-// CUDA's runtime and the kernels' launchers, each of which only writes down what it is asked to do: a name and
-// key=value pairs a line; addresses are offsets into one pool, -1 is null. And a small model's weights for the encoder
-// before it.
+// Stand-ins for CUDA's runtime (recording_runtime.cpp), for the kernels' launchers (computing_device.cpp), and a small
+// model with its weights (small_models.cpp). They write down some of the calls: a name and key=value pairs a line;
+// addresses are offsets into one pool, -1 is null.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -13,8 +13,9 @@
 
 #include "encoder/encoder.h"
 
-extern bool telling;       // whether anything is written
-extern int pairs_of_text;  // that SPLADE's head is said to find
+extern bool computes;      // kernels compute
+extern bool telling;       // calls are written down
+extern int pairs_of_text;  // that SPLADE's head finds
 
 // Properties of the device, and the calls that fail: a count of calls that still succeed, -1: all.
 struct Faults {
@@ -46,24 +47,24 @@ void tell(const char* format, Values... values) {
     std::printf(format, values...);
 }
 
-constexpr int kPositions = 512, kRelativePositions = 500;  // the latter no multiple of a tile
-constexpr int kHidden = 256, kInner = 1024, kLayers = 3, kHeads = 4, kVocabulary = 1000;
+constexpr int kPositions = 512, kHidden = 256, kInner = 1024, kLayers = 3, kHeads = 4, kVocabulary = 1000;
+constexpr int kRotaryDim = 48;  // columns of a head
 
 // Prints "refused" and the message, and ends the program.
 void check(const embert::Status& status);
 
-embert::EncoderConfig small_model();
-
-// The same with what newer encoders have: small ones of ModernBERT's, Nomic's, GTE's, ELECTRA's, ALBERT's,
-// JinaBERT's and Qwen3's kind.
-enum class Kind : int { kBert, kRelative, kModern, kNomic, kGte, kElectra, kAlbert, kJina, kQwen };
-constexpr int kRotaryDim = 48, kWindow = 40, kEmbedding = 128;  // columns of a head; tokens; columns
+// A small BERT, and small models with what newer encoders have: ModernBERT's, Nomic's, GTE's, ELECTRA's, ALBERT's and
+// JinaBERT's kind.
+enum class Kind : int { kBert, kRelative, kModern, kNomic, kGte, kElectra, kAlbert, kJina };
 embert::EncoderConfig model_of(Kind kind);
 
-enum class Stored : int { kFloat16 = 0, kFloat32 = 1, kVectorsInFloat32 = 2 };
+// Zeros for all weights, in FP32 or int8, but for those called `without`.
+void load(embert::Encoder& encoder, const std::string& without = "");
 
-// All weights but those called `without`. Of layer i they are 10·i and 1 for query, 2 for key, 3 for value, 4 for
-// inner, 5 for gate; the others are 0. In FP16 all are 0.
-void load(embert::Encoder& encoder, Stored stored, const std::string& without = "");
-// Zeros for all heads that the model has.
-void load_heads(embert::Encoder& encoder);
+// A batch of sequences with these lengths.
+struct Batch {
+  std::vector<int32_t> cu_seqlens{0}, ids;
+  embert::BatchView view;
+
+  explicit Batch(const std::vector<int>& lengths);
+};

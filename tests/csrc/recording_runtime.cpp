@@ -6,7 +6,8 @@
 
 #include "recording_device.h"
 
-bool telling = false;
+bool computes = false, telling = false;
+int pairs_of_text = 2;
 Faults faults;
 Living living;
 

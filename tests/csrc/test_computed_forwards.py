@@ -27,7 +27,7 @@ from embert.engine.tasks import Task
 from embert.engine.weights.checkpoint import Checkpoint
 from tests.csrc import int8
 from tests.csrc.encoder.random_models import random_bert
-from tests.csrc.host_program import COMPUTED, build
+from tests.csrc.host_program import HOST_SIDE, build
 from tests.csrc.reference import BFLOAT16, FLOAT16, FLOAT32
 from tests.oracles.described import ARCHITECTURES, described
 
@@ -49,7 +49,7 @@ Floats = npt.NDArray[np.float32]
 @pytest.fixture(scope="module")
 def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     source = Path(__file__).with_name("computed_forwards.cpp")
-    return build(tmp_path_factory.mktemp("computed"), source, *COMPUTED)
+    return build(tmp_path_factory.mktemp("computed"), source, *HOST_SIDE)
 
 
 def computed(

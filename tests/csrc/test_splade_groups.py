@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.csrc.host_program import RECORDED, build
+from tests.csrc.host_program import HOST_SIDE, build
 
 pytestmark = pytest.mark.timeout(600)  # compilers, on cores that others may use
 
@@ -17,7 +17,7 @@ EMBED, SPARSE = 1, 8
 
 @pytest.fixture(scope="module")
 def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build(tmp_path_factory.mktemp("splade"), Path(__file__).with_name("recorded_splade.cpp"), *RECORDED)
+    return build(tmp_path_factory.mktemp("splade"), Path(__file__).with_name("recorded_splade.cpp"), *HOST_SIDE)
 
 
 def calls(
