@@ -1,6 +1,5 @@
 // csrc/gemm/cublaslt.cpp before a library that fails: call 0, call 1, … until a whole product goes through. Arguments:
-// the stand-in's path, the status that a failing call returns, and "int8" for a product of 8 bits. Prints what each
-// failure said, and what still lives.
+// the stand-in's path, and the status that a failing call returns. Prints what each failure said, and what still lives.
 
 #include <dlfcn.h>
 
