@@ -174,21 +174,6 @@ def test_turned_rows_are_batch_invariant(
     rope_gemm(device, random, ref.FLOAT16, heads, size, rotary_dim, gamma_in)[0].check_batch_invariance(random)
 
 
-def test_position_0_turns_nothing(device: Device, random: np.random.Generator) -> None:
-    """Factors of (1, 0), those of position 0, leave the bits of the plain product."""
-    fused = Fused(device, random, ref.FLOAT16, 2304, 768, "")
-    fused.prepare(2304)
-    x, _ = fused.norm.rows(random, 1000, ref.FLOAT16)
-    plain = fused.run(x)
-    table = np.zeros((1, 32, 2), np.float32)
-    table[..., 0] = 1
-    fused.prepare(
-        2304, head_size=64, rotary_dim=64, rope_columns=1536, table=device.put(table),
-        positions=device.put(np.zeros(1000, np.int32)),
-    )  # fmt: skip
-    assert (fused.run(x) == plain).all()  # zeros may differ in sign
-
-
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("kind", [ref.SILU, ref.GELU, ref.GELU_TANH, ref.RELU])
 @pytest.mark.parametrize(("out", "width"), [(3072, 768), (1152, 768), (2624, 1024), (1000, 312)])

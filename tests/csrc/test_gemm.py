@@ -93,20 +93,6 @@ def test_activation(device: Device, random: np.random.Generator, provider: str, 
         assert ref.error(weights.run(x, None), wanted) <= limit
 
 
-@pytest.mark.parametrize(("out", "width"), [(2304, 768), (768, 3072), (1536, 384)])
-def test_a_row_is_batch_invariant(device: Device, random: np.random.Generator, out: int, width: int) -> None:
-    weights = Weights(device, random, "hopper", ref.FLOAT16, out, width, ref.NONE)
-    x = ref.stored(random.standard_normal((20_000, width)), ref.FLOAT16)  # many tiles a multiprocessor
-    all_rows = weights.run(x, None).view(np.uint16)
-    for first in range(0, len(x), 700):
-        some = weights.run(x[first : first + 700], None).view(np.uint16)
-        assert (some == all_rows[first : first + 700]).all(), first
-    for rows in (1, 2, 8, 16, 17, 32, 33, 64, 65, 100, 128, 129, 256, 500, 1000, 2500, 10_000):
-        first = int(random.integers(0, len(x) - rows + 1))
-        some = weights.run(x[first : first + rows], None).view(np.uint16)
-        assert (some == all_rows[first : first + rows]).all(), rows
-
-
 def test_last_rows_in_narrow_tiles(device: Device, random: np.random.Generator) -> None:
     """6 100 rows are 24 rows of tiles, three to a row: 72 for an H100's 66 clusters, so the last rows' are narrow."""
     rows, out, width = 6100, 768, 1536

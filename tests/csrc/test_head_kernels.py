@@ -163,18 +163,6 @@ def test_pool_of_chosen_sequences(
         assert pooled(0, None, 1200).tobytes() == pooled(keeps, None, 1200).tobytes()
 
 
-@pytest.mark.parametrize("kind", [ref.CLS, ref.LAST])
-def test_pool_of_chosen_rows_that_were_gathered(device: Device, random: np.random.Generator, kind: int) -> None:
-    states = ref.drawn(random, (5, 768), ref.FLOAT16)
-    places = device.put(np.array([0, 3, 4, 40, 41, 90], np.int32))
-    chosen = np.array([1, 4], np.int32)
-    vectors = device.new(2 * 768 * 4)
-    device.launch.pool(
-        ref.FLOAT16, kind, device.put(states), places, 0, 2, 768, vectors, gathered=True, chosen=device.put(chosen)
-    )
-    assert (device.get(vectors, (2, 768), np.float32) == states[chosen].astype(np.float32)).all()
-
-
 @pytest.mark.parametrize("dtype", ref.DTYPES)
 @pytest.mark.parametrize("columns", [8, 96, 128, 312, 1024, 3000])
 @pytest.mark.parametrize("rows", [0, 1, 3, 4, 5, 1000])
@@ -231,30 +219,6 @@ def test_token_weights(device: Device, random: np.random.Generator, dtype: int, 
     for count in (1, 2, 3, 4, 5, 100):
         chosen = random.permutation(rows)[:count].astype(np.int32)
         assert weights(chosen).tobytes() == together[chosen].tobytes()
-
-
-@pytest.mark.parametrize("parts", [2, 4, 8])
-def test_token_weights_of_sums_in_parts_have_the_same_bits(
-    device: Device, random: np.random.Generator, parts: int
-) -> None:
-    rows, hidden = 50, 1024
-    states = ref.drawn(random, (rows, hidden), ref.FLOAT16)
-    pieces = ref.exact(states).reshape(rows, hidden // 128, parts, -1)
-    sums = np.stack([pieces.sum(axis=-1), (pieces**2).sum(axis=-1)], axis=-1).astype(np.float32)
-    whole = sums
-    while whole.shape[2] > 1:  # the balanced tree of row_stats.cuh
-        whole = whole[:, :, ::2] + whole[:, :, 1::2]
-    gamma, beta, weight = (device.put(random.standard_normal(hidden).astype(np.float32)) for _ in range(3))
-    at, bias = device.put(states), device.put(np.zeros(1, np.float32))
-    found = []
-    for of_groups, count in ((sums, parts), (whole, 1)):
-        y = device.new(rows * 4)
-        device.launch.token_weights(
-            ref.FLOAT16, at, device.put(of_groups), count, gamma, beta, EPSILON, 0, rows, hidden, weight, bias, y
-        )
-        found.append(device.get(y, (rows,), np.float32))
-    assert np.isfinite(found[0]).all()
-    assert found[0].tobytes() == found[1].tobytes()
 
 
 def test_sizes_that_heads_do_not_take(device: Device) -> None:

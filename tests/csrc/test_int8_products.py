@@ -77,21 +77,3 @@ def test_each_kernel_of_8_bits_on_narrow_products(device: Device, random: np.ran
             if product is plain:
                 wanted = ref.activation(wanted, product.kind) / 4
             assert ref.error(y, wanted) <= PAIR_ERROR[product.kind] * ref.rounding(wanted, ref.FLOAT16), rows
-
-
-INVARIANT_SHAPES = [(3072, 1024, False), (1024, 1024, True), (1024, 4096, True), (384, 1536, True)]
-
-
-@pytest.mark.parametrize(("out", "width", "adds"), INVARIANT_SHAPES)
-def test_a_row_is_batch_invariant(
-    device: Device, random: np.random.Generator, out: int, width: int, adds: bool
-) -> None:
-    norm = (random.uniform(0.5, 1.5, out), random.standard_normal(out) / 4) if adds else None
-    product = Product(device, random, out, width, norm=norm, of_residual=adds, most=20_000)
-    x = random.standard_normal((20_000, width)).astype(np.float16)
-    residual = random.standard_normal((20_000, out)).astype(np.float16)
-    together = product.run(x, residual if adds else None)
-    for rows in (1, 2, 16, 17, 64, 65, 128, 129, 500, 1000, 2500, 6100, 10_000):
-        some = random.permutation(len(x))[:rows]
-        single = product.run(x[some], residual[some] if adds else None)
-        assert (single.view(np.uint16) == together[some].view(np.uint16)).all(), rows

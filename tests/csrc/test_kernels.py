@@ -287,34 +287,6 @@ def test_blocks_that_share_a_sequence_change_no_bits(
         assert pooled(i, 1, length).tobytes() == single[i].tobytes()
 
 
-@pytest.mark.parametrize("hidden", [384, 768, 1024])
-@pytest.mark.parametrize("parts", [2, 4, 8])
-def test_sums_in_parts_or_added_up_give_the_same_bits(
-    device: Device, random: np.random.Generator, hidden: int, parts: int
-) -> None:
-    """Few rows come with several sums a group, many with one: a text must not tell the difference."""
-    lengths = [1, 40, 129]
-    states = ref.drawn(random, (sum(lengths), hidden), ref.FLOAT16)
-    pieces = ref.exact(states).reshape(len(states), hidden // 128, parts, -1)
-    sums = np.stack([pieces.sum(axis=-1), (pieces**2).sum(axis=-1)], axis=-1).astype(np.float32)
-    whole = sums
-    while whole.shape[2] > 1:  # the balanced tree of row_stats.cuh
-        whole = whole[:, :, ::2] + whole[:, :, 1::2]
-    cu_seqlens = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
-    shared = [device.put(states), device.put(cu_seqlens), device.put(np.zeros(len(lengths), np.uint32))]
-    gamma, beta = (device.put(vector(random, hidden)) for _ in range(2))
-    found = []
-    for of_groups, count in ((sums, parts), (whole, 1)):
-        vectors = device.new(len(lengths) * hidden * 4)
-        device.launch.pool(
-            ref.FLOAT16, ref.MEAN, *shared, len(lengths), hidden, vectors, device.put(of_groups), count, gamma, beta,
-            EPSILON,
-        )  # fmt: skip
-        found.append(device.get(vectors, (len(lengths), hidden), np.float32))
-    assert np.isfinite(found[0]).all()
-    assert found[0].tobytes() == found[1].tobytes()
-
-
 def test_a_size_that_no_kernel_takes_is_refused(device: Device) -> None:
     with pytest.raises(RuntimeError, match="4096"):
         device.launch.layernorm(ref.FLOAT16, 0, 0, 0, 1, 4096, EPSILON, 0)

@@ -115,14 +115,6 @@ def test_a_window_is_batch_invariant(device: Device, random: np.random.Generator
         assert single.tobytes() == together[start : start + length].tobytes()
 
 
-@pytest.mark.parametrize("hopper", [False, True])
-def test_a_window_wider_than_the_texts_is_none(device: Device, random: np.random.Generator, hopper: bool) -> None:
-    lengths = [n for n in ref.LENGTHS if n <= 257]
-    qkv = ref.drawn(random, (sum(lengths), 3 * 768), ref.FLOAT16)
-    plain, wide = (run_attention(device, ref.FLOAT16, qkv, lengths, 12, hopper, window=size) for size in (0, 300))
-    assert ref.error(wide, ref.exact(plain)) <= 1e-3
-
-
 @pytest.mark.parametrize("queries", [FIRST_QUERY, LAST_QUERY])
 @pytest.mark.parametrize("hopper", [False, True])
 def test_a_window_of_one_query_a_sequence(

@@ -115,21 +115,6 @@ def test_rows_of_other_texts_count_for_nothing(
     assert ref.error(found, wanted) <= (2e-5 if provider == "hopper" else ref.allowed(wanted, dtype))
 
 
-def test_a_text_is_batch_invariant(device: Device, random: np.random.Generator) -> None:
-    out, width = 30522, 768
-    product = Product(device, random, "hopper", ref.FLOAT16, out, width)
-    lengths = [int(n) for n in random.integers(1, 257, 40)] + [1, 512, 16]
-    x = ref.drawn(random, (sum(lengths), width), ref.FLOAT16)
-    starts = starts_of(lengths)
-    together = product.run(x, lengths)
-    for text in [0, 1, 20, 39, 40, 41, 42]:
-        single = product.run(x[starts[text] : starts[text + 1]], [lengths[text]])
-        assert single[0].tobytes() == together[text].tobytes(), text
-    order = random.permutation(len(lengths))
-    shuffled = np.concatenate([x[starts[i] : starts[i + 1]] for i in order])
-    assert product.run(shuffled, [lengths[i] for i in order]).tobytes() == together[order].tobytes()
-
-
 @pytest.mark.parametrize("provider", ["hopper", "cublaslt"])
 def test_nan_is_the_largest_number(device: Device, random: np.random.Generator, provider: str) -> None:
     product = Product(device, random, provider, ref.FLOAT16, 1000, 64)
@@ -138,25 +123,6 @@ def test_nan_is_the_largest_number(device: Device, random: np.random.Generator, 
     found = product.run(x, [100, 100, 100])
     assert np.isnan(found[1]).all()
     assert np.isfinite(found[[0, 2]]).all()
-
-
-def test_a_thousand_runs_have_the_same_bits(device: Device, random: np.random.Generator) -> None:
-    out, width, lengths = 30522, 384, [16, 100, 9]
-    product = Product(device, random, "hopper", ref.FLOAT16, out, width)
-    rows, texts = sum(lengths), len(lengths)
-    x, cu_seqlens = device.put(ref.drawn(random, (rows, width), ref.FLOAT16)), device.put(starts_of(lengths))
-    text_of, totals = device.new(rows * 4), device.new(texts * 4)
-    nbytes = texts * product.pitch * 4
-    maxima = device.new(nbytes)
-    seen = set()
-    for _ in range(1000):
-        device.launch.begin_maxima(cu_seqlens, 0, 0, texts, rows, product.pitch, text_of, maxima, totals)
-        product.product.run(device.launch, x, text_of, rows, 0, rows, 0, maxima)
-        found = np.empty((texts, product.pitch), np.float32)
-        device.launch.download(found.reshape(-1).view(np.uint8), maxima)
-        seen.add(found[:, :out].tobytes())
-    device.check_guards()
-    assert len(seen) == 1
 
 
 @pytest.mark.parametrize("chosen", [None, [0, 2, 3, 6], [5]])
@@ -387,23 +353,6 @@ def test_lengths_that_the_host_does_not_know_fit_one_group(device: Device, rando
     x = ref.drawn(random, (1000, 64), ref.FLOAT16)
     with pytest.raises(RuntimeError, match=r"1000.* 548"):
         head.run(x, [1] * 1000, known=False)
-
-
-def test_what_does_not_fit_is_told(device: Device, random: np.random.Generator) -> None:
-    head = Head(device, random, "hopper", ref.FLOAT16, vocabulary=1000, hidden=64, pairs=2500)
-    lengths = [20] * 9
-    x = ref.drawn(random, (180, 64), ref.FLOAT16)
-    first = head.run(x, lengths)
-    assert 0 < len(first) < 9  # each has nearly all 1 000 columns
-    rest, left = [], list(range(len(first), 9))
-    while left:
-        rest += head.run(x, lengths, left)
-        left = list(range(len(first) + len(rest), 9))
-    wanted = head.exact(x, lengths)
-    for text, (indices, values) in enumerate([*first, *rest]):
-        dense = np.zeros(1000)
-        dense[indices] = values
-        assert ref.error(dense, wanted[text]) < 1e-2, text
 
 
 def test_memory(device: Device, random: np.random.Generator) -> None:

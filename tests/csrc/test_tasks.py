@@ -25,7 +25,6 @@ from embert.engine.model import Model
 from embert.engine.tasks import Task
 from tests.csrc.encoder.random_models import agrees, packed, random_bert, relative_error, with_cublaslt
 from tests.csrc.reference import LENGTHS
-from tests.oracles import model_cases
 from tests.oracles.model_cases import write_modules
 from tests.oracles.pipelines import LABELS as TOKEN_LABELS
 from tests.oracles.pipelines import write
@@ -222,36 +221,6 @@ def test_small_batches_of_logits(folder: Path, random: np.random.Generator, grap
     ours.close()
 
 
-POOLER = {"bert": ("bert.pooler.dense", "classifier", "tanh"), "distilbert": ("pre_classifier", "classifier", "relu")}
-
-
-@pytest.mark.parametrize("model_type", ["bert", "roberta", "xlm-roberta", "distilbert", "mpnet"])
-def test_classification_heads_by_model_type(tmp_path: Path, random: np.random.Generator, model_type: str) -> None:
-    made = model_cases.build(tmp_path, model_type, vocab_size=30522, head="ForSequenceClassification")
-    (made / "tokenizer.json").write_text("{}")
-    dense, out, activation = POOLER.get(model_type, ("classifier.dense", "classifier.out_proj", "tanh"))
-    layers = (Layer(dense, "", 64, 64, True, activation), Layer(out, "", 64, 2, True, "identity"))
-    model = dataclasses.replace(
-        engine.load_model(str(made)), heads=Heads(Classifier(layers, ("a", "b"), "softmax")), embeds=False
-    )
-    ours = CudaEncoder(model, max_batch_tokens=4096)
-    batch = packed(random, np.array([1, 2, 17, 64, 65, 128, *random.integers(2, 128, 40)]))
-    got = ours.encode(batch, Task.CLASSIFY)
-    ours.close()
-    hugging: Any = transformers.AutoModelForSequenceClassification.from_pretrained(made).eval()
-
-    def logits(dtype: torch.dtype) -> Doubles:
-        hugging.to("cuda", dtype)
-        texts = np.split(batch.ids.astype(np.int64), batch.cu_seqlens[1:-1])
-        with torch.inference_mode():
-            found = [hugging(input_ids=torch.tensor(text[None], device="cuda")).logits[0].double() for text in texts]
-        rows: Doubles = torch.stack(found).cpu().numpy()
-        return rows
-
-    wanted = logits(torch.float64)
-    assert relative_error(got, wanted) <= 1.1 * relative_error(logits(torch.float16), wanted)
-
-
 def test_dimensions_and_normalize_after_dense_modules(encoder: CudaEncoder, random: np.random.Generator) -> None:
     for count in (3, 100):
         batch = packed(random, random.integers(1, 100, count))
@@ -284,15 +253,6 @@ def test_two_batches_of_tasks_in_flight(encoder: CudaEncoder, random: np.random.
         for task, rows in found.items():
             assert rows.values.tobytes() == single[i][task].values.tobytes()
     encoder.wait(tickets[-1])
-
-
-def test_300_repeats_are_equal(encoder: CudaEncoder, random: np.random.Generator) -> None:
-    batch = packed(random, random.integers(1, 300, 40))
-    batch = dataclasses.replace(batch, tasks=random.integers(1, 32, 40).astype(np.uint8))
-    first = run(encoder, batch)
-    for _ in range(300):
-        for task, rows in run(encoder, batch).items():
-            assert rows.values.tobytes() == first[task].values.tobytes()
 
 
 def test_tasks_that_are_refused_harm_nothing(encoder: CudaEncoder, random: np.random.Generator) -> None:

@@ -56,18 +56,6 @@ def mpnet(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return random_mpnet(tmp_path_factory.mktemp("mpnet"), num_hidden_layers=4)
 
 
-@pytest.mark.parametrize("model", ["base", "mpnet"])
-@pytest.mark.parametrize(("dtype", "limit"), [("float32", 1e-5), ("bfloat16", 2e-2)])
-def test_other_types(
-    model: str, request: pytest.FixtureRequest, random: np.random.Generator, dtype: str, limit: float
-) -> None:
-    folder: Path = request.getfixturevalue(model)
-    batch = packed(random, random.integers(1, 513, 40))
-    ours = with_cublaslt(folder, dtype=dtype)
-    assert relative_error(in_parts(ours, batch), hugging_face(folder, batch, torch.float64)) <= limit
-    ours.close()
-
-
 def test_relative_positions_of_narrow_heads(tmp_path: Path, random: np.random.Generator) -> None:
     folder = random_mpnet(tmp_path, **NARROW)
     ours = CudaEncoder(engine.load_model(str(folder)), max_batch_tokens=MAX_TOKENS)
