@@ -12,8 +12,6 @@ from embert.server.bulk.reader import Reader, input_format
 from embert.server.bulk.rows import ParsedRows, parse
 from embert.server.config import ConfigError
 
-__all__ = ["encoder_options", "load_engine", "read_format", "read_rows"]
-
 
 def encoder_options(arguments: argparse.Namespace) -> dict[str, Any]:
     """Returns the options that `load_encoder` and `Engine.load` take."""

@@ -23,8 +23,6 @@ from embert.server.bulk.writer import write_errors
 from embert.server.cli.arguments import load_engine, read_format, read_rows
 from embert.server.config import ConfigError
 
-__all__ = ["classify", "entities"]
-
 Results = Sequence[Sequence[LabelScore | Entity]]  # of each text
 Labeler = Callable[[Engine, list[str]], Results]
 

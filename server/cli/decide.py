@@ -29,8 +29,6 @@ from embert.server.protocols.decisions import (
 )
 from embert.server.request.request_body import validate
 
-__all__ = ["decide"]
-
 
 def decide(arguments: argparse.Namespace) -> None:
     """Runs the command."""

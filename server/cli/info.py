@@ -15,8 +15,6 @@ from embert.engine.tokenization.tokenizer import Tokenizer
 from embert.server.bulk.writer import write_errors
 from embert.server.cli.arguments import encoder_options
 
-__all__ = ["info"]
-
 SHOWN_CHARACTERS = 2000  # of one row: a checkpoint may have 100 000 prompts
 
 

@@ -15,8 +15,6 @@ from typing import Any, NoReturn
 from embert import __version__
 from embert.server.config import ConfigError, ServeConfig, check_environment, environment_name, option_name
 
-__all__ = ["main", "parse_serve"]
-
 _TRUE, _FALSE = {"1", "true", "yes", "on"}, {"0", "false", "no", "off"}
 _SOURCE = "a local folder or a hub id"  # MODEL of a command other than serve
 _OPTIONS = {"labels": "label", "ignore_labels": "ignore_label"}  # arguments of the engine whose options differ

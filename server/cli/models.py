@@ -19,8 +19,6 @@ from embert.server.config import ConfigError, ModelConfig
 from embert.server.ipc.control import StartModel
 from embert.server.supervisor.planned_model import PlannedModel
 
-__all__ = ["plan"]
-
 log = logging.getLogger(__name__)
 
 GIB = 1 << 30

@@ -15,8 +15,6 @@ from embert.server.bulk.rows import json_line
 from embert.server.bulk.writer import write_errors
 from embert.server.cli.arguments import load_engine, read_format, read_rows
 
-__all__ = ["rerank"]
-
 
 def rerank(arguments: argparse.Namespace) -> None:
     """Runs the command."""

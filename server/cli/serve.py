@@ -21,8 +21,6 @@ from embert.server.observability.tracing.settings import TracingUnavailable, rea
 from embert.server.supervisor.sockets import listen
 from embert.server.supervisor.supervisor import NO_MEMORY, Supervisor
 
-__all__ = ["serve"]
-
 log = logging.getLogger(__name__)
 
 LEAST_FILES, FILES_A_PROCESS = 128, 4  # open files of the supervisor; an HTTP process can then serve 30 connections

@@ -28,8 +28,6 @@ from embert.server.http.response import error_body
 from embert.server.observability.metric_memory import MetricMemory
 from embert.server.observability.scraping import exposition
 
-__all__ = ["Downloads", "waiting_server"]
-
 log = logging.getLogger(__name__)
 
 PATIENCE_S = 0.3  # local models are read within that

@@ -25,8 +25,6 @@ from typing import Any
 from embert.engine.files.hub import DEFAULT_MODEL_ID
 from embert.server.config.options import ConfigError, ServeConfig, option_name
 
-__all__ = ["ModelConfig", "model_configs"]
-
 # Keys of a model in the file, next to `name` and `model`: options of the command line, with underscores, and one more.
 _MODEL_OPTIONS = (
     "low_priority",

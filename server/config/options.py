@@ -16,18 +16,6 @@ from typing import Any
 from embert.engine.host import usable_cpus, visible_gpus
 from embert.engine.quantization import MIN_ACCURACY
 
-__all__ = [
-    "ApiKey",
-    "ConfigError",
-    "ServeConfig",
-    "check_environment",
-    "environment_name",
-    "environment_names",
-    "option_name",
-    "read_api_keys",
-    "tls_context",
-]
-
 _PREFIX = "EMBERT_"
 HELD_BYTES, HELD_BODIES = 256_000_000, 8  # default of --max-held-bytes: the larger of 256 MB and 8 bodies
 QUEUE_BATCHES = 256  # default of --max-queue-tokens, in full batches of each engine

@@ -14,8 +14,6 @@ import orjson
 
 from embert.server.observability.request_record import RequestRecord
 
-__all__ = ["AccessLog"]
-
 Client = tuple[str, int] | None  # host and port of a peer; None: a Unix socket
 
 

@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import gc
 
-__all__ = ["after_startup", "before_imports"]
-
 
 def before_imports() -> None:
     """Makes collections rare while modules load: their objects are permanent, so a collection finds nothing."""

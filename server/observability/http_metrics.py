@@ -35,8 +35,6 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     from prometheus_client import Counter, Histogram
 
-__all__ = ["HttpMetrics", "Work"]
-
 _TEXT_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
 _TOKEN_BUCKETS = (4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192)
 _LABELS = ["model", "priority"]

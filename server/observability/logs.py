@@ -20,8 +20,6 @@ from typing import NoReturn
 
 import orjson
 
-__all__ = ["DUMP_SIGNAL", "configure_logging", "exit_now", "trace_id"]
-
 _OWN = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "color_message"}
 _STDERR = 2
 WAITING_BYTES = 1 << 20  # of lines that stderr does not accept yet

@@ -23,8 +23,6 @@ import threading
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-__all__ = ["MetricMemory", "Region", "value_class"]
-
 _NUMBER_BYTES = 8
 _HEAD_BYTES = 65_536  # one page, on any machine
 _NAME_BYTES = 64

@@ -20,22 +20,6 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     from prometheus_client import Counter, Gauge, Histogram
 
-
-__all__ = [
-    "CANCEL_STAGES",
-    "MODEL_FACTS",
-    "REJECT_REASONS",
-    "EngineMetrics",
-    "EngineModelMetrics",
-    "GpuMetrics",
-    "SpanMetrics",
-    "SupervisorMetrics",
-    "counter",
-    "gauge",
-    "histogram",
-    "use_memory",
-]
-
 REJECT_REASONS = ("queue_full", "too_large", "deadline", "draining", "loading", "connections", "memory", "unauthorized")
 CANCEL_STAGES = ("queued", "batched")
 MODEL_FACTS = ("model", "model_id", "dtype", "backend", "device")

@@ -8,23 +8,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-__all__ = [
-    "CLIENT_ERROR",
-    "CLIENT_LEFT",
-    "DISCONNECTED",
-    "EXPIRED",
-    "INTERACTIVE",
-    "LOW_PRIORITY",
-    "OUTCOMES",
-    "PRIORITIES",
-    "REFUSED",
-    "SCOPE_KEY",
-    "TRACE_KEY",
-    "Parts",
-    "RequestRecord",
-    "outcome_of",
-]
-
 INTERACTIVE, LOW_PRIORITY = "interactive", "bulk"
 PRIORITIES = (INTERACTIVE, LOW_PRIORITY)
 SCOPE_KEY = "embert"

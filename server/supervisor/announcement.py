@@ -12,8 +12,6 @@ from embert.server.config import ServeConfig
 from embert.server.ipc.control import EngineState
 from embert.server.supervisor.planned_model import PlannedModel
 
-__all__ = ["announce"]
-
 log = logging.getLogger(__name__)
 
 

@@ -17,8 +17,6 @@ from embert.engine.host import blas_threads
 from embert.server.ipc.control import ControlConnection, Message
 from embert.server.observability.logs import DUMP_SIGNAL
 
-__all__ = ["Backoff", "Child", "Kind"]
-
 HTTP_HANG_S = 30.0  # without an iteration of its event loop
 _KILL_WAIT_S = 5.0
 BACKOFF_FIRST_S, BACKOFF_MAX_S = 0.1, 10.0

@@ -18,8 +18,6 @@ from dataclasses import dataclass
 
 from embert.server.ipc.control import ModelInfo, ModelState
 
-__all__ = ["EngineModels"]
-
 LOAD_LOSSES_MAX = 3  # processes lost while they loaded one model
 FORWARD_LOSSES_MAX = 4  # processes lost in forwards of one model, less than FORGIVEN_AFTER_S apart
 FORGIVEN_AFTER_S = 300.0

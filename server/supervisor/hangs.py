@@ -14,8 +14,6 @@ from embert.server.ipc.control import ModelInfo
 from embert.server.ipc.shared_counters import SharedCounters
 from embert.server.supervisor.child import Child, Kind
 
-__all__ = ["STABLE_S", "HangDetector", "Outages"]
-
 HANG_MIN_S, HANG_BATCHES = 5.0, 100  # a forward hangs after the time of 100 full batches, but not before 5 s
 # Without --engine-timeout. On a few cores a text of thousands of tokens takes minutes.
 USUAL_BOUND_S, LONGEST_TEXTS = 30.0, 3

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from embert.engine.model import Model
 from embert.server.ipc.control import StartModel
 
-__all__ = ["PlannedModel"]
-
 
 @dataclass(frozen=True, slots=True)
 class PlannedModel:

@@ -6,8 +6,6 @@ import socket
 
 from embert.server.config import ConfigError
 
-__all__ = ["listen"]
-
 _BACKLOG = 4096
 
 

@@ -51,8 +51,6 @@ from embert.server.supervisor.planned_model import PlannedModel
 if TYPE_CHECKING:
     from embert.server.observability.metrics import SupervisorMetrics
 
-__all__ = ["Supervisor"]
-
 log = logging.getLogger(__name__)
 
 NO_MEMORY = "cannot allocate shared memory"  # precedes the reason

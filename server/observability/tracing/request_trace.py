@@ -15,8 +15,6 @@ from embert.server.observability.logs import trace_id as logged_trace_id
 from embert.server.observability.request_record import CLIENT_LEFT, INTERACTIVE, TRACE_KEY, RequestRecord
 from embert.server.observability.tracing.span_export import Clock
 
-__all__ = ["RequestTrace", "RequestTracer"]
-
 REASON_MAX = 512  # characters of an error's message
 STATE_MAX = 512  # bytes of `tracestate`; the specification asks for no more, and clients write it
 _METHODS = frozenset(("CONNECT", "DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT", "QUERY", "TRACE"))

@@ -10,8 +10,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-__all__ = ["INSTALL_OTEL", "Sampler", "TracingUnavailable", "read_sampler", "shown", "traces_url"]
-
 INSTALL_OTEL = "pip install 'embert[otel]'"
 _EXPORTER = "opentelemetry.exporter.otlp.proto.http"
 _PATH = "/v1/traces"

@@ -23,8 +23,6 @@ from embert import __version__
 from embert.server.observability.metrics import SpanMetrics
 from embert.server.observability.tracing.settings import Sampler, shown
 
-__all__ = ["Clock", "SpanExport", "start_span_export", "tracer_provider"]
-
 log = logging.getLogger(__name__)
 
 WAITING_SPANS = 8192  # default of OTEL_BSP_MAX_QUEUE_SIZE, in spans for the collector of about 2 kB
