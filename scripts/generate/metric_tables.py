@@ -10,13 +10,14 @@ from embert import __version__
 from embert.server.observability.metric_memory import MetricMemory
 from embert.server.observability.metrics import (
     CANCEL_STAGES,
+    GPU_METRICS,
     MODEL_FACTS,
     REJECT_REASONS,
     REQUEST_BUCKETS_S,
     EngineMetrics,
-    GpuMetrics,
     SpanMetrics,
     SupervisorMetrics,
+    gpu_gauge,
     use_memory,
 )
 from embert.server.observability.request_record import PRIORITIES, RequestRecord
@@ -74,9 +75,9 @@ def document() -> str:
     makers: dict[str, Callable[[], object]] = {
         "Requests and texts (HTTP processes)": _make_http_metrics,
         "Queue, batches and model (engine processes)": _make_engine_metrics,
-        "GPU (engine processes on a GPU, where the driver has NVML)": lambda: GpuMetrics(
-            "cuda:0", list(GpuMetrics.NAMES)
-        ),
+        "GPU (engine processes on a GPU, where the driver has NVML)": lambda: [
+            gpu_gauge(name, "cuda:0") for name in GPU_METRICS
+        ],
         "Traces (HTTP and engine processes)": SpanMetrics,
         "Server (the supervisor)": lambda: SupervisorMetrics(["m"], __version__).add_engines([0]),
     }

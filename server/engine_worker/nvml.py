@@ -10,7 +10,7 @@ import ctypes
 import logging
 import time
 
-from embert.server.observability.metrics import GpuMetrics
+from embert.server.observability.metrics import gpu_gauge
 
 __all__ = ["Gpu", "GpuUnknown", "report_gpu"]
 
@@ -52,7 +52,7 @@ class Gpu:
         _check(status, "nvmlDeviceGetHandleByPciBusId")
 
     def read(self) -> dict[str, float]:
-        """Returns the present values that this GPU reports, by name in GpuMetrics."""
+        """Returns the present values that this GPU reports, by name in GPU_METRICS."""
         memory, utilization, milliwatts = _Memory(_MEMORY_VERSION), _Utilization(), ctypes.c_uint()
         values: dict[str, float] = {}
         if self._get("nvmlDeviceGetMemoryInfo_v2", memory):
@@ -76,10 +76,10 @@ def report_gpu(device: str) -> None:
         log.info("no metrics of %s: %s", device, error)
         return
     values = gpu.read()
-    metrics = GpuMetrics(device, list(values))
+    gauges = {name: gpu_gauge(name, device) for name in values}
     while True:
-        for name in metrics.gauges.keys() & values.keys():
-            metrics.gauges[name].set(values[name])
+        for name in gauges.keys() & values.keys():
+            gauges[name].set(values[name])
         time.sleep(REPORT_INTERVAL_S)
         values = gpu.read()
 

@@ -7,9 +7,8 @@ A process calls `use_memory` before it creates its metrics.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
@@ -18,12 +17,15 @@ from embert.server.observability.metric_memory import MetricMemory, Region, valu
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
-    from prometheus_client import Counter, Gauge, Histogram
+    from prometheus_client import Counter, Gauge
+    from prometheus_client.metrics import MetricWrapperBase
+
+SeriesT = TypeVar("SeriesT", bound="MetricWrapperBase")
 
 REJECT_REASONS = ("queue_full", "too_large", "deadline", "draining", "loading", "connections", "memory", "unauthorized")
 CANCEL_STAGES = ("queued", "batched")
 MODEL_FACTS = ("model", "model_id", "dtype", "backend", "device")
-_TEXT_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
+TEXT_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
 _BATCH_TOKEN_BUCKETS = (16, 64, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768, 65536)
 _RATIO_BUCKETS = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 0.95, 1.0)
 # Each bound is about twice the one before, so the error of a quantile is less than half. Every bound is a series for
@@ -44,35 +46,37 @@ def use_memory(memory: MetricMemory, process: str) -> Region:
     return region
 
 
-def counter(name: str, help_: str, labels: Sequence[str] = ()) -> Counter:
-    """Creates `embert_NAME`, which ends in `_total`."""
+def counter(name: str, help_: str, **labels: str) -> Counter:
+    """Returns a series of `embert_NAME`, which ends in `_total`. It begins now, at zero."""
     from prometheus_client import Counter
 
-    return Counter(f"embert_{name}", help_, labels, registry=None)
+    return _series(Counter(f"embert_{name}", help_, [*labels], registry=None), labels)
 
 
-def gauge(name: str, help_: str, labels: Sequence[str] = (), mode: str = "livesum") -> Gauge:
-    """Creates `embert_NAME`. `mode` selects how the numbers of several processes are combined."""
+def gauge(name: str, help_: str, mode: str = "livesum", **labels: str) -> Gauge:
+    """Returns a series of `embert_NAME`. `mode` selects how the numbers of several processes are combined."""
     from prometheus_client import Gauge
 
-    return Gauge(f"embert_{name}", help_, labels, registry=None, multiprocess_mode=mode)  # type: ignore[arg-type]
+    family = Gauge(f"embert_{name}", help_, [*labels], registry=None, multiprocess_mode=mode)  # type: ignore[arg-type]
+    return _series(family, labels)
 
 
-def histogram(name: str, help_: str, buckets: Sequence[float], labels: Sequence[str] = ()) -> Histogram:
-    """Creates `embert_NAME` with these bucket bounds, in increasing order."""
-    from prometheus_client import Histogram
-
-    return Histogram(f"embert_{name}", help_, labels, registry=None, buckets=tuple(buckets))
+def _series(family: SeriesT, labels: dict[str, str]) -> SeriesT:
+    return family.labels(**labels) if labels else family
 
 
 class BufferedHistogram:
-    """A histogram that collects observations in a list and writes them together.
+    """A series of the histogram `embert_NAME`, which collects observations in a list and writes them together.
 
     One `Histogram.observe` costs 1.5 µs and a request makes eight observations: a tenth of its whole cost.
     """
 
-    def __init__(self, histogram: Histogram, bounds: Sequence[float]) -> None:
-        self._histogram, self._bounds = histogram, bounds
+    def __init__(self, name: str, help_: str, bounds: Sequence[float], **labels: str) -> None:
+        """`bounds` of the buckets increase."""
+        from prometheus_client import Histogram
+
+        family = Histogram(f"embert_{name}", help_, [*labels], registry=None, buckets=bounds)
+        self._histogram, self._bounds = _series(family, labels), bounds
         self._values: list[float] = []
         self.observe = self._values.append
         self.observe_many = self._values.extend
@@ -101,55 +105,27 @@ class EngineMetrics:
     WRITE_INTERVAL_S = 0.1
 
     def __init__(self, engine: int) -> None:
-        self._label = str(engine)
-        both = ["engine", "model"]
-        self._batches = counter("batches_total", "Batches run.", both)
-        self._busy = counter("engine_busy_seconds_total", "Time in which a batch ran on the encoder.", both)
-        self._duration = histogram("batch_duration_seconds", "One batch on the encoder.", REQUEST_BUCKETS_S, both)
-        self._texts = histogram("batch_texts", "Texts of one batch.", _TEXT_BUCKETS, both)
-        self._tokens = histogram("batch_tokens", "Tokens of one batch.", _BATCH_TOKEN_BUCKETS, both)
-        fill_help = "Tokens of one batch ÷ the token budget; long texts count more than their tokens."
-        self._fill = histogram("batch_token_fill_ratio", fill_help, _RATIO_BUCKETS, both)
-        padding_help = "Padding tokens computed; 0, because batches are packed."
-        self._padding = counter("padding_tokens_total", padding_help, both)
-        self._queue_texts = gauge("queue_texts", "Texts waiting for a batch.", ["model"])
-        self._queue_tokens = gauge(
-            "queue_tokens",
-            "Tokens waiting for a batch; long texts count more than their tokens. Scale replicas on this.",
-            ["model"],
-        )
+        self._engine = str(engine)
         self.models: dict[str, EngineModelMetrics] = {}  # by served name; `of` adds them
-        self.busy_ratio = gauge(
-            "engine_busy_ratio", "Share of the last 5 seconds spent in forwards.", ["engine"]
-        ).labels(self._label)
+        busy_help = "Share of the last 5 seconds spent in forwards."
+        self.busy_ratio = gauge("engine_busy_ratio", busy_help, engine=self._engine)
         self.last_success = 0.0  # Unix time; 0: none yet
         cancelled_help = "Texts whose client disconnected: queued ones did not run, batched ones ran in vain."
-        cancelled = counter("cancelled_texts_total", cancelled_help, ["stage"])
-        self.cancelled_texts = {stage: cancelled.labels(stage) for stage in CANCEL_STAGES}
+        self.cancelled_texts = {
+            stage: counter("cancelled_texts_total", cancelled_help, stage=stage) for stage in CANCEL_STAGES
+        }
 
     @cached_property
     def _last_success(self) -> Gauge:
         """Created with the first success. The series outlives the process until its replacement succeeds."""
         help_ = "Unix time of the last successful forward, including warm-up and idle probes."
-        return gauge("engine_last_success_timestamp_seconds", help_, ["engine"], "max").labels(self._label)
+        return gauge("engine_last_success_timestamp_seconds", help_, "max", engine=self._engine)
 
     def of(self, model: str) -> EngineModelMetrics:
         """Returns the series of a model on this engine, by its served name."""
-        metrics = self.models.get(model)
-        if metrics is None:
-            labels = self._label, model
-            metrics = self.models[model] = EngineModelMetrics(
-                self._batches.labels(*labels),
-                self._busy.labels(*labels),
-                BufferedHistogram(self._duration.labels(*labels), REQUEST_BUCKETS_S),
-                BufferedHistogram(self._texts.labels(*labels), _TEXT_BUCKETS),
-                BufferedHistogram(self._tokens.labels(*labels), _BATCH_TOKEN_BUCKETS),
-                BufferedHistogram(self._fill.labels(*labels), _RATIO_BUCKETS),
-                self._padding.labels(*labels),
-                self._queue_texts.labels(model),
-                self._queue_tokens.labels(model),
-            )
-        return metrics
+        if model not in self.models:
+            self.models[model] = EngineModelMetrics(self._engine, model)
+        return self.models[model]
 
     def write_last_success(self) -> None:
         """Publishes the time of the last success; any thread may call this."""
@@ -165,48 +141,51 @@ class EngineMetrics:
     def describe(self, facts: dict[str, str]) -> None:
         """Exports the description of a model; the keys are MODEL_FACTS."""
         info_help = "Always 1; the labels describe the model, whose served name is `model`."
-        gauge("model_info", info_help, MODEL_FACTS, "livemax").labels(*(facts[name] for name in MODEL_FACTS)).set(1)
+        gauge("model_info", info_help, "livemax", **facts).set(1)
 
 
-@dataclass(slots=True)
 class EngineModelMetrics:
     """Metrics of one model on one engine."""
 
-    _batches: Counter
-    _busy: Counter
-    batch_duration: BufferedHistogram
-    batch_texts: BufferedHistogram
-    batch_tokens: BufferedHistogram
-    fill_ratio: BufferedHistogram
-    padding_tokens: Counter
-    queue_texts: Gauge
-    queue_tokens: Gauge
-    batches: int = 0  # since the last `write`, as is `busy_s`
-    busy_s: float = 0.0
+    def __init__(self, engine: str, model: str) -> None:
+        labels = {"engine": engine, "model": model}
+        self._batches = counter("batches_total", "Batches run.", **labels)
+        self._busy = counter("engine_busy_seconds_total", "Time in which a batch ran on the encoder.", **labels)
+        self.batch_duration = BufferedHistogram(
+            "batch_duration_seconds", "One batch on the encoder.", REQUEST_BUCKETS_S, **labels
+        )
+        self.batch_texts = BufferedHistogram("batch_texts", "Texts of one batch.", TEXT_BUCKETS, **labels)
+        self.batch_tokens = BufferedHistogram("batch_tokens", "Tokens of one batch.", _BATCH_TOKEN_BUCKETS, **labels)
+        fill_help = "Tokens of one batch ÷ the token budget; long texts count more than their tokens."
+        self.fill_ratio = BufferedHistogram("batch_token_fill_ratio", fill_help, _RATIO_BUCKETS, **labels)
+        padding_help = "Padding tokens computed; 0, because batches are packed."
+        self.padding_tokens = counter("padding_tokens_total", padding_help, **labels)
+        self.queue_texts = gauge("queue_texts", "Texts waiting for a batch.", model=model)
+        tokens_help = "Tokens waiting for a batch; long texts count more than their tokens. Scale replicas on this."
+        self.queue_tokens = gauge("queue_tokens", tokens_help, model=model)
+        self.batches = 0  # since the last `write`, as is `busy_s`
+        self.busy_s = 0.0
 
     def write(self) -> None:
         """Publishes all but the gauges."""
         self._batches.inc(self.batches)
         self._busy.inc(self.busy_s)
         self.batches, self.busy_s = 0, 0.0
-        for histogram_ in (self.batch_duration, self.batch_texts, self.batch_tokens, self.fill_ratio):
-            histogram_.write()
+        for histogram in (self.batch_duration, self.batch_texts, self.batch_tokens, self.fill_ratio):
+            histogram.write()
 
 
-class GpuMetrics:
-    """Metrics of an engine process on a GPU. A gauge without a value from this GPU is omitted."""
+GPU_METRICS = {
+    "memory_bytes": "GPU memory in use by all processes.",
+    "memory_limit_bytes": "Memory of the GPU.",
+    "utilization_ratio": "Share of the driver's last sample, up to a second, in which a kernel ran.",
+    "power_watts": "Power draw of the GPU.",
+}
 
-    NAMES: ClassVar[dict[str, str]] = {
-        "memory_bytes": "GPU memory in use by all processes.",
-        "memory_limit_bytes": "Memory of the GPU.",
-        "utilization_ratio": "Share of the driver's last sample, up to a second, in which a kernel ran.",
-        "power_watts": "Power draw of the GPU.",
-    }
 
-    def __init__(self, device: str, names: Sequence[str]) -> None:
-        self.gauges = {
-            name: gauge(f"gpu_{name}", self.NAMES[name], ["device"], "livemax").labels(device) for name in names
-        }
+def gpu_gauge(name: str, device: str) -> Gauge:
+    """Returns the gauge of one of GPU_METRICS. One without a value from this GPU is omitted."""
+    return gauge(f"gpu_{name}", GPU_METRICS[name], "livemax", device=device)
 
 
 class SpanMetrics:
@@ -223,20 +202,18 @@ class SupervisorMetrics:
 
     def __init__(self, models: Sequence[str], version: str) -> None:
         """Creates the metrics of models with these names, all at zero."""
-        gauge("build_info", "Always 1; the label is the version.", ["version"], "livemax").labels(version).set(1)
+        gauge("build_info", "Always 1; the label is the version.", "livemax", version=version).set(1)
         ready_help = "1 while an engine is ready for the model, else 0; a download included."
-        ready = gauge("model_ready", ready_help, ["model"], "livemax")
-        self.model_ready = {name: ready.labels(name) for name in models}
+        self.model_ready = {name: gauge("model_ready", ready_help, "livemax", model=name) for name in models}
         starting_help = "1 from the start until the server was ready once, for --start-timeout at most."
-        self.starting = gauge("starting", starting_help, mode="livemax")
+        self.starting = gauge("starting", starting_help, "livemax")
         self.starting.set(1)
-        self.draining = gauge("draining", "1 after SIGTERM, while requests in flight complete.", mode="livemax")
+        self.draining = gauge("draining", "1 after SIGTERM, while requests in flight complete.", "livemax")
         self._http_restarts = counter("http_restarts_total", "Restarts of HTTP processes.")
         old_help = "Deprecated: the same as embert_http_restarts_total, until the next release."
         self._api_restarts = counter("api_restarts_total", old_help)
-        self.hangs = counter("hung_processes_total", "Processes that hung and were killed.", ["process"])
-        for kind in ("http", "engine"):
-            self.hangs.labels(kind)
+        hangs_help = "Processes that hung and were killed."
+        self.hangs = {kind: counter("hung_processes_total", hangs_help, process=kind) for kind in ("http", "engine")}
         SpanMetrics()
         self.engine_up: dict[int, Gauge] = {}
         self.hang_limit: dict[int, Gauge] = {}
@@ -248,10 +225,9 @@ class SupervisorMetrics:
 
     def add_engines(self, engines: Sequence[int]) -> None:
         """Creates the metrics of these engines, all at zero."""
-        up = gauge("engine_up", "1 while the engine is ready, else 0.", ["engine"], "livemax")
         limit_help = "A forward that takes longer counts as hung, and the engine is replaced; 0 until it is known."
-        limit = gauge("engine_hang_limit_seconds", limit_help, ["engine"], "livemax")
-        restarts = counter("engine_restarts_total", "Restarts of the engine process.", ["engine"])
         for i in engines:
-            self.engine_up[i], self.hang_limit[i] = up.labels(str(i)), limit.labels(str(i))
-            self.engine_restarts[i] = restarts.labels(str(i))
+            label = str(i)
+            self.engine_up[i] = gauge("engine_up", "1 while the engine is ready, else 0.", "livemax", engine=label)
+            self.hang_limit[i] = gauge("engine_hang_limit_seconds", limit_help, "livemax", engine=label)
+            self.engine_restarts[i] = counter("engine_restarts_total", "Restarts of the engine process.", engine=label)

@@ -9,11 +9,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gzip
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import msgspec
 
@@ -21,9 +21,11 @@ from embert.server.observability.metric_memory import MetricMemory, Region
 
 if TYPE_CHECKING:
     from prometheus_client import Metric
+    from prometheus_client.samples import Exemplar
 
 GZIP_LEVEL = 4  # a tenth of the bytes in a third of the time of the usual 9
 WITH_EXEMPLARS = "embert_request_duration_seconds"
+SKIPPED_METRICS = {"process_virtual_memory_bytes"}  # without meaning for a process with CUDA or torch
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,20 +46,16 @@ class Exposition:
 
 def exposition(memory: MetricMemory, form: Form = Form()) -> Exposition:
     """Returns the metrics of all processes."""
-    from prometheus_client import CollectorRegistry, generate_latest
+    from prometheus_client import generate_latest
     from prometheus_client.openmetrics import exposition as openmetrics
 
-    collector = _Regions(memory)
-    registry = CollectorRegistry()
-    registry.register(_ProcessesCollector(memory))
+    collector: Any = _Collector(memory, exemplars=form.openmetrics)  # the functions use `collect` of a registry only
     if form.openmetrics:
         content_type = b"application/openmetrics-text; version=1.0.0; charset=utf-8"
-        registry.register(_WithExemplars(collector.collect, WITH_EXEMPLARS, memory))
-        body: bytes = openmetrics.generate_latest(registry)  # type: ignore[no-untyped-call]
+        body: bytes = openmetrics.generate_latest(collector)  # type: ignore[no-untyped-call]
     else:
         content_type = b"text/plain; version=0.0.4; charset=utf-8"
-        registry.register(collector)
-        body = generate_latest(registry)
+        body = generate_latest(collector)
     headers = [(b"content-type", content_type), (b"vary", b"accept, accept-encoding")]
     if form.gzip:
         body = gzip.compress(body, GZIP_LEVEL, mtime=0)
@@ -65,13 +63,23 @@ def exposition(memory: MetricMemory, form: Form = Form()) -> Exposition:
     return Exposition(body, tuple(headers))
 
 
-class _Regions:
-    """The metrics of all processes."""
+class _Collector:
+    """The metrics of all processes, for prometheus_client."""
 
-    def __init__(self, memory: MetricMemory) -> None:
-        self._memory = memory
+    def __init__(self, memory: MetricMemory, *, exemplars: bool) -> None:
+        self._memory, self._exemplars = memory, exemplars
 
-    def collect(self) -> Iterable[Metric]:
+    def collect(self) -> Iterator[Metric]:
+        yield from self._of_processes()
+        newest = self._read_exemplars() if self._exemplars else {}
+        for metric in self._of_regions():
+            if metric.name == WITH_EXEMPLARS and newest:
+                metric.samples = [
+                    sample._replace(exemplar=newest.get(frozenset(sample.labels.items()))) for sample in metric.samples
+                ]
+            yield metric
+
+    def _of_regions(self) -> Iterable[Metric]:
         from prometheus_client import Metric
         from prometheus_client.multiprocess import MultiProcessCollector
 
@@ -88,26 +96,8 @@ class _Regions:
         # Sums, maxima and cumulative buckets, as the library computes them from its own files.
         return MultiProcessCollector._accumulate_metrics(metrics, accumulate=True)  # type: ignore[no-untyped-call,no-any-return]
 
-
-_Key = tuple[str, str, str, str, dict[str, str], str]  # type, mode, metric, name, labels, help
-_decoder: msgspec.json.Decoder[_Key] = msgspec.json.Decoder(_Key)
-
-
-@lru_cache(maxsize=100_000)
-def _decode(key: bytes) -> _Key:
-    return _decoder.decode(key)
-
-
-SKIPPED_METRICS = {"process_virtual_memory_bytes"}  # without meaning for a process with CUDA or torch
-
-
-class _ProcessesCollector:
-    """The `process_…` metrics of all Prometheus clients, with the label `process`."""
-
-    def __init__(self, memory: MetricMemory) -> None:
-        self._memory = memory
-
-    def collect(self) -> Iterable[Metric]:
+    def _of_processes(self) -> Iterable[Metric]:
+        """Returns the `process_…` metrics of all Prometheus clients, with the label `process`."""
         from prometheus_client import ProcessCollector
 
         together: dict[str, Metric] = {}
@@ -122,6 +112,27 @@ class _ProcessesCollector:
                     family.samples = together[family.name].samples + samples if family.name in together else samples
                     together[family.name] = family
         return together.values()
+
+    def _read_exemplars(self) -> dict[frozenset[tuple[str, str]], Exemplar]:
+        """Returns the newest exemplars of all processes, by the labels of their bucket."""
+        from prometheus_client.samples import Exemplar
+
+        newest: dict[frozenset[tuple[str, str]], ExemplarOf] = {}
+        for data in filter(None, [region.exemplars for region in self._memory.regions]):
+            for exemplar in msgspec.msgpack.decode(data, type=list[ExemplarOf]):
+                key = frozenset(exemplar.labels.items())
+                if key not in newest or newest[key].time < exemplar.time:
+                    newest[key] = exemplar
+        return {key: Exemplar({each.kind: each.id}, each.value, each.time) for key, each in newest.items()}
+
+
+_Key = tuple[str, str, str, str, dict[str, str], str]  # type, mode, metric, name, labels, help
+_decoder: msgspec.json.Decoder[_Key] = msgspec.json.Decoder(_Key)
+
+
+@lru_cache(maxsize=100_000)
+def _decode(key: bytes) -> _Key:
+    return _decoder.decode(key)
 
 
 PUBLISH_INTERVAL_S = 1.0
@@ -152,38 +163,6 @@ async def publish(region: Region, take: Callable[[], list[ExemplarOf]]) -> NoRet
             region.put_exemplars(data)
             written = data
         await asyncio.sleep(PUBLISH_INTERVAL_S)
-
-
-class _WithExemplars:
-    """Adds exemplars to one of a collector's metrics."""
-
-    def __init__(self, collect: Callable[[], Iterable[Metric]], histogram: str, memory: MetricMemory) -> None:
-        self._collect, self._histogram, self._memory = collect, histogram, memory
-
-    def collect(self) -> Iterable[Metric]:
-        from prometheus_client.samples import Exemplar
-
-        newest = self._read()
-        for metric in self._collect():
-            if metric.name == self._histogram:
-                for index, sample in enumerate(metric.samples):
-                    if newest_exemplar := newest.get(frozenset(sample.labels.items())):
-                        exemplar = Exemplar(
-                            {newest_exemplar.kind: newest_exemplar.id}, newest_exemplar.value, newest_exemplar.time
-                        )
-                        metric.samples[index] = sample._replace(exemplar=exemplar)
-            yield metric
-
-    def _read(self) -> dict[frozenset[tuple[str, str]], ExemplarOf]:
-        """Returns the newest exemplars of all processes, by the labels of their bucket."""
-        newest: dict[frozenset[tuple[str, str]], ExemplarOf] = {}
-        written = filter(None, (region.exemplars for region in self._memory.regions))
-        for data in written:
-            for exemplar in msgspec.msgpack.decode(data, type=list[ExemplarOf]):
-                key = frozenset(exemplar.labels.items())
-                if key not in newest or newest[key].time < exemplar.time:
-                    newest[key] = exemplar
-        return newest
 
 
 class Scrapes:

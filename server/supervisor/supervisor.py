@@ -377,7 +377,7 @@ class Supervisor:
                 self._hangs.restart_clock(child)
             elif (hung := self._hangs.reason(child, now)) is not None:
                 log.error("%s hung: %s; killing it", child.name, hung)
-                self.metrics.hangs.labels(child.kind).inc()
+                self.metrics.hangs[child.kind].inc()
                 child.dump_stacks()
                 self._outages.note_loss(child, self._siblings(child.kind))
             elif not child.ready and now - child.reported > self.config.start_timeout / PROGRESS_REPORTS:

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from embert.server.engine_worker.nvml import Gpu, GpuUnknown
-from embert.server.observability.metrics import GpuMetrics
+from embert.server.observability.metrics import GPU_METRICS
 from tests.server.driver import build_driver
 from tests.server.live import STAND_IN, Live, live, until
 
@@ -33,7 +33,7 @@ def three(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
 
 def test_every_gpu_reports_what_its_driver_says(three: Live) -> None:
     until(lambda: gpu_metrics(three, "cuda:0") == FIRST, what="the GPU's metrics")
-    assert set(FIRST) == set(GpuMetrics.NAMES)
+    assert set(FIRST) == set(GPU_METRICS)
     assert three.post("/embed", {"inputs": "a"}).status_code == 200
 
 

@@ -15,8 +15,8 @@ from embert.server.frontend.routes import METRIC_ROUTES, METRIC_TASKS
 from embert.server.observability.metric_memory import MetricMemory
 from embert.server.observability.metrics import (
     CANCEL_STAGES,
+    GPU_METRICS,
     REJECT_REASONS,
-    GpuMetrics,
 )
 from embert.server.observability.scraping import Exposition, Form, Scrapes
 from tests.server.live import ROOT, STAND_IN, Live, live, until
@@ -58,7 +58,7 @@ def documented() -> dict[str, tuple[str, set[str]]]:
 
 
 def test_documented_is_what_is_exported(families: dict[str, tuple[str, set[str]]]) -> None:
-    with_gpu = {f"embert_gpu_{name}": ("gauge", {"device"}) for name in GpuMetrics.NAMES}
+    with_gpu = {f"embert_gpu_{name}": ("gauge", {"device"}) for name in GPU_METRICS}
     assert documented() == families | with_gpu
 
 
