@@ -28,8 +28,6 @@ from embert.server.ipc.control import EngineState
 from embert.server.ipc.shared_counters import SharedCounters
 from embert.server.observability.request_record import EXPIRED
 
-__all__ = ["Admission", "wait_s", "work_within"]
-
 LOW_PRIORITY_SHARE = 0.75  # of the limit: low-priority requests leave the rest to interactive ones
 LARGE_PART = 8  # of the limit divided by this: what a request counts as at most, and what larger ones leave free
 MIN_BATCHES = 2  # of each engine that the limit always holds; with fewer an engine would wait between two batches

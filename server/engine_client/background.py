@@ -13,8 +13,6 @@ from typing import Any, ParamSpec
 
 from embert.server.observability.logs import exit_now
 
-__all__ = ["exit_on_error", "keep_running"]
-
 log = logging.getLogger(__name__)
 
 P = ParamSpec("P")

@@ -15,8 +15,6 @@ from embert.server.engine_client.background import exit_on_error
 from embert.server.ipc.channel import Channel, EncodeRequest, EngineStatus, Results, Submit, decode_results, encode
 from embert.server.ipc.control import EngineState
 
-__all__ = ["EngineConnection"]
-
 log = logging.getLogger(__name__)
 
 LAST_READS = 64  # from the socket of a lost engine, which buffers no more

@@ -36,7 +36,6 @@ from embert.server.ipc.shared_counters import SharedCounters
 if TYPE_CHECKING:
     from embert.server.observability.tracing.request_trace import RequestTrace
 
-__all__ = ["EncodeResult", "Receive", "Router", "TooManyWeights"]
 
 SWEEP_INTERVAL_S = 0.05
 LOSSES_MAX = 8  # engines lost while they held one request

@@ -19,8 +19,6 @@ from embert.server.engine_worker.batches import InFlightBatch
 from embert.server.ipc.channel import SPAN_ID_BYTES, TRACE_ID_BYTES
 from embert.server.observability.tracing.span_export import Clock
 
-__all__ = ["BatchTracer"]
-
 _SAMPLED = TraceFlags(TraceFlags.SAMPLED)
 
 

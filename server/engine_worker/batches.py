@@ -21,8 +21,6 @@ from embert.server.engine_worker.loaded_model import LoadedModel
 from embert.server.engine_worker.scheduler import Batch
 from embert.server.ipc.channel import TRACE_ID_BYTES, Channel, EncodeRequest, PartialResult, TaskRows, TextRows
 
-__all__ = ["InFlightBatch", "InFlightQueue", "Responder", "batch_of", "pack"]
-
 log = logging.getLogger(__name__)
 
 BATCHES_OF_A_MODEL = 2  # in flight; an encoder takes no more

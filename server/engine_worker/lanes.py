@@ -24,8 +24,6 @@ from typing import Any
 from embert.engine.models.flops import PLAIN_TOKENS, TokenCounts
 from embert.server.engine_worker.throughput import ThroughputEstimate
 
-__all__ = ["QUANTA", "BatchBuilder", "BatchLimits", "Lane", "ModelQueue", "Request", "Slice"]
-
 # The quantum of deficit round robin is a batch divided by QUANTA. With the default batches of a GPU it holds a request
 # of 32 passages, which then runs in one or two batches. With smaller quanta everything after the scheduler costs
 # more, because it costs per slice; with larger ones a request waits longer for its round (docs/experiments.md).

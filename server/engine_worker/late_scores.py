@@ -13,8 +13,6 @@ from embert.engine.heads.late_interaction import max_sim, multi_vector_mask, poo
 from embert.server.engine_worker.lanes import Slice
 from embert.server.ipc.channel import EncodeRequest
 
-__all__ = ["LateScores"]
-
 Floats = npt.NDArray[np.float32]
 
 

@@ -25,8 +25,6 @@ from embert.server.engine_worker.lanes import BatchLimits
 from embert.server.engine_worker.throughput import ThroughputEstimate
 from embert.server.ipc.control import ModelInfo, StartModel
 
-__all__ = ["LoadProgress", "LoadedModel", "Loader"]
-
 log = logging.getLogger(__name__)
 
 PROGRESS_S = 1.0

@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from embert.server.engine_worker.batch_tracer import BatchTracer
     from embert.server.observability.tracing.span_export import SpanExport
 
-__all__ = ["EngineLoop"]
 
 log = logging.getLogger(__name__)
 

@@ -12,8 +12,6 @@ import time
 
 from embert.server.observability.metrics import gpu_gauge
 
-__all__ = ["Gpu", "GpuUnknown", "report_gpu"]
-
 log = logging.getLogger(__name__)
 
 REPORT_INTERVAL_S = 1.0

@@ -17,8 +17,6 @@ from embert.server.observability.logs import configure_logging, exit_now
 from embert.server.observability.metric_memory import MetricMemory
 from embert.server.observability.metrics import use_memory
 
-__all__ = ["main"]
-
 log = logging.getLogger(__name__)
 
 

@@ -33,8 +33,6 @@ from itertools import count
 from embert.engine.models.flops import PLAIN_TOKENS
 from embert.server.engine_worker.lanes import BatchBuilder, BatchLimits, Lane, ModelQueue, Request, Slice
 
-__all__ = ["Batch", "Scheduler"]
-
 _NEVER = float("inf")  # a deadline
 LOW_PRIORITY_INTERVAL = 8  # every eighth batch serves a low-priority request first
 SETTLED_MAX = 8.0  # times the expected time: a suspended machine must not count as device time

@@ -32,8 +32,6 @@ from embert.server.ipc.channel import (
     is_ours,
 )
 
-__all__ = ["SocketServer"]
-
 log = logging.getLogger(__name__)
 
 STATUS_INTERVAL_S = 1.0

@@ -8,8 +8,6 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
-__all__ = ["BusyTime", "ThroughputEstimate"]
-
 _MEMORY = 10.0  # batches of one size that are remembered
 _OUTLIER = 2.0  # limit of a duration, as a multiple of recent ones of that size
 _SHORTEST = 0.5  # limit of what is learned, as a share of the calibrated time: the machine may have been busy then

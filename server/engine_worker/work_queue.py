@@ -24,8 +24,6 @@ from embert.server.engine_worker.scheduler import Batch, Scheduler
 from embert.server.ipc.channel import Channel, EncodeRequest, PartialResult, Submit
 from embert.server.observability.metrics import EngineMetrics
 
-__all__ = ["WorkQueue"]
-
 _ID_BYTES = 4  # int32
 SHORT_TOKENS = 128  # of an interactive text for whose sake full batches are formed late
 INTERACTIVE_MEMORY_S = 10.0  # after an interactive request, in which another one is expected

@@ -29,8 +29,8 @@ from embert.server.observability.access_log import AccessLog
 from embert.server.observability.http_metrics import HttpMetrics
 from embert.server.observability.request_record import CLIENT_LEFT, INTERACTIVE, SCOPE_KEY, RequestRecord
 from embert.server.protocols.request_context import Handler, RequestContext
-from embert.server.registry.inputs import as_server_error
 from embert.server.registry.model_registry import ModelSelector
+from embert.server.registry.tokenizing import as_server_error
 
 if TYPE_CHECKING:
     from embert.server.observability.tracing.request_trace import RequestTrace, RequestTracer

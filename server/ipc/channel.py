@@ -19,24 +19,6 @@ from itertools import islice
 
 import msgspec
 
-__all__ = [
-    "SPAN_ID_BYTES",
-    "TRACE_ID_BYTES",
-    "Channel",
-    "EncodeRequest",
-    "EngineStatus",
-    "PartialResult",
-    "Results",
-    "Submit",
-    "TaskRows",
-    "TextRows",
-    "address",
-    "decode_results",
-    "decode_submit",
-    "encode",
-    "is_ours",
-]
-
 _LENGTH = struct.Struct("<I")
 _READ_BYTES = 1 << 18  # per recv
 _SOCKET_BYTES = 1 << 20  # requested send buffer; the system may allow less

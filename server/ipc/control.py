@@ -15,27 +15,6 @@ import msgspec
 
 from embert.server.config import ModelConfig, ServeConfig
 
-__all__ = [
-    "ControlConnection",
-    "Drain",
-    "Drained",
-    "EngineState",
-    "Failed",
-    "LoadModel",
-    "Message",
-    "ModelFailed",
-    "ModelInfo",
-    "ModelReady",
-    "ModelState",
-    "Progress",
-    "Ready",
-    "Reload",
-    "StartEngine",
-    "StartHttp",
-    "StartModel",
-    "describe_exit",
-]
-
 
 class ModelInfo(msgspec.Struct, frozen=True):
     """Properties of a model that is ready in an engine process."""

@@ -23,8 +23,6 @@ from array import array
 from collections.abc import Collection
 from itertools import accumulate
 
-__all__ = ["MAX_BATCHES_IN_FLIGHT", "SharedCounters"]
-
 _NUMBER_BYTES = 8
 MAX_BATCHES_IN_FLIGHT = 4  # of an engine: two of a model, and short ones of another model behind them
 _RUNNING_MAX = 1 << 16  # request ids written for one batch; unwritten pages take no memory

@@ -8,8 +8,6 @@ from collections.abc import Callable
 from functools import cache
 from types import FrameType
 
-__all__ = ["DRAIN_SIGNALS", "handle_signals"]
-
 DRAIN_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)
 # By default they end the process. Children inherit that they are ignored.
 _IGNORED = (signal.SIGUSR2, signal.SIGALRM, signal.SIGVTALRM, signal.SIGPROF, signal.SIGIO, signal.SIGPWR)

@@ -32,7 +32,7 @@ from embert.server.http.errors import Invalid, PayloadTooLarge, describe, descri
 from embert.server.protocols.fields import FIELDS
 from embert.server.protocols.ranking import join_rows
 from embert.server.protocols.request_context import JSON, RequestContext
-from embert.server.registry.inputs import TextPairs, check_texts
+from embert.server.registry.tokenizing import TextPairs, check_texts
 from embert.server.request.request_body import RequestBody, RequestObject, validate_part
 
 Json = str | dict[str, Any] | list[Any]

@@ -25,7 +25,7 @@ from embert.server.http.errors import PayloadTooLarge
 from embert.server.protocols.fields import FIELDS
 from embert.server.protocols.ranking import join_rows
 from embert.server.protocols.request_context import JSON, RequestContext
-from embert.server.registry.inputs import TextPairs, check_texts
+from embert.server.registry.tokenizing import TextPairs, check_texts
 from embert.server.request.request_body import (
     LOWER_CASE,
     MODELS_DIRECTION,

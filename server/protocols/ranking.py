@@ -19,7 +19,7 @@ from embert.engine.options import check_pair_instruction
 from embert.engine.tokenization.encoded import TokenizeOptions
 from embert.server.http.errors import EmptyInput
 from embert.server.protocols.request_context import RequestContext
-from embert.server.registry.inputs import TextPairs
+from embert.server.registry.tokenizing import TextPairs
 from embert.server.request.request_body import FAIL_FAST, InputForm, RequestBody
 
 Floats = npt.NDArray[np.float32]

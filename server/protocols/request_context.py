@@ -28,9 +28,9 @@ from embert.server.http.held_bytes import SMALL_BYTES
 from embert.server.http.request_head import PLAIN_KEY, prefers, read_request_options
 from embert.server.observability.request_record import SCOPE_KEY, TRACE_KEY, RequestRecord
 from embert.server.protocols.serialization import raw_rows
-from embert.server.registry.inputs import InputTexts, TextPairs, joined
 from embert.server.registry.model_handle import BYTES_A_WEIGHT, Capability, ModelHandle
 from embert.server.registry.model_registry import ModelSelector
+from embert.server.registry.tokenizing import InputTexts, TextPairs, joined
 from embert.server.request.known_fields import TranslatedFields, header_value
 from embert.server.request.large_bodies import LARGE, SplitIds, check_values, memory_of, split_ids
 from embert.server.request.request_body import RequestBody, TextsAndIds, parse, validate

@@ -12,7 +12,7 @@ from embert.engine.tokenization.encoded import TokenizeOptions
 from embert.server.protocols.fields import FIELDS
 from embert.server.protocols.request_context import JSON, RequestContext
 from embert.server.protocols.serialization import floats_json, nested_floats_json, sparse_json
-from embert.server.registry.inputs import check_texts
+from embert.server.registry.tokenizing import check_texts
 from embert.server.request.request_body import (
     MODELS_DIRECTION,
     TASK,

@@ -19,7 +19,7 @@ from embert.server.protocols.fields import FIELDS
 from embert.server.protocols.ranking import DOCUMENTS, Documents, activation, join_rows, json_numbers
 from embert.server.protocols.request_context import JSON, RequestContext
 from embert.server.protocols.rerank import Reranked, RerankFields, rank_texts, rerank_documents
-from embert.server.registry.inputs import TextPairs
+from embert.server.registry.tokenizing import TextPairs
 from embert.server.request.request_body import (
     MODELS_DIRECTION,
     Direction,

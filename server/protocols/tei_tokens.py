@@ -15,7 +15,7 @@ from embert.server.config.options import MAX_RESPONSE_TOKENS
 from embert.server.http.errors import EmptyInput, Invalid
 from embert.server.protocols.fields import FIELDS
 from embert.server.protocols.request_context import JSON, RequestContext
-from embert.server.registry.inputs import InputTexts
+from embert.server.registry.tokenizing import InputTexts
 from embert.server.request.request_body import IDS, IdList, IdLists, InputForm, InputForms, RequestBody, TextList
 
 ResultT = TypeVar("ResultT")

@@ -11,7 +11,7 @@ from embert.engine.errors import InputError
 from embert.server.http.errors import EmptyInput, ServerError
 from embert.server.protocols.fields import FIELDS
 from embert.server.protocols.request_context import JSON, Handler, RequestContext
-from embert.server.registry.inputs import as_server_error
+from embert.server.registry.tokenizing import as_server_error
 from embert.server.request.request_body import FAIL_FAST, RequestBody
 
 AT_ONCE = 64  # instances of one request in progress

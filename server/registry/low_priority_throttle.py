@@ -10,8 +10,6 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 
-__all__ = ["LowPriorityThrottle"]
-
 _ROUND_BYTES = 16_384  # of bodies to tokenize in one iteration of the event loop: about half a millisecond
 _VECTOR_BYTES = 8  # of vectors, which take as long to write as one byte of a body to tokenize
 

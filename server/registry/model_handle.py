@@ -19,9 +19,7 @@ from embert.server.http.errors import PayloadTooLarge, TaskMissing
 from embert.server.http.request_head import RequestOptions
 from embert.server.ipc.control import ModelInfo
 from embert.server.observability.http_metrics import HttpMetrics
-from embert.server.registry.inputs import InputTokenizer, TokenizerPool
-
-__all__ = ["ANY_NAMES", "BYTES_A_WEIGHT", "Capability", "ModelHandle", "RequestLimits", "ServedModel"]
+from embert.server.registry.tokenizing import InputTokenizer, TokenizerPool
 
 _BYTES_A_NUMBER = 16  # of a response in JSON, with the float32 that it is written from
 BYTES_A_WEIGHT = 48  # of a sparse vector, or a label's score without the label

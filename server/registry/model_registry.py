@@ -19,12 +19,10 @@ from embert.server.ipc.shared_counters import SharedCounters
 from embert.server.observability.http_metrics import HttpMetrics
 from embert.server.observability.metric_memory import MetricMemory
 from embert.server.observability.scraping import Scrapes
-from embert.server.registry.inputs import TokenizerPool
 from embert.server.registry.low_priority_throttle import LowPriorityThrottle
 from embert.server.registry.model_handle import ANY_NAMES, Capability, ModelHandle
+from embert.server.registry.tokenizing import TokenizerPool
 from embert.server.request.turns import Turns
-
-__all__ = ["ModelRegistry", "ModelSelector", "load_registry"]
 
 log = logging.getLogger(__name__)
 

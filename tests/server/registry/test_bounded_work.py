@@ -13,7 +13,7 @@ import httpx
 import psutil
 import pytest
 
-from embert.server.registry.inputs import InputTexts
+from embert.server.registry.tokenizing import InputTexts
 from tests.server.live import MAX_WEIGHTS, ROOT, STAND_IN, Live, live, until
 from tests.server.models import splade
 from tests.server.stand_in import FAIL, SLEEP

@@ -12,7 +12,7 @@ import pytest
 from embert.engine.errors import InputError, InputTooLarge
 from embert.engine.tokenization.encoded import Chunks
 from embert.server.http.errors import Invalid, Overloaded, PayloadTooLarge, ServerError, Unavailable
-from embert.server.registry.inputs import TokenizerPool, as_server_error
+from embert.server.registry.tokenizing import TokenizerPool, as_server_error
 
 
 async def stays() -> Any:

@@ -22,17 +22,6 @@ from embert.server.engine_client.router import Receive
 from embert.server.http.errors import EmptyInput, Invalid, Overloaded, PayloadTooLarge, ServerError
 from embert.server.request.request_body import TextsAndIds
 
-__all__ = [
-    "InputTexts",
-    "InputTokenizer",
-    "TextPairs",
-    "TokenizerPool",
-    "as_server_error",
-    "check_texts",
-    "interleaved",
-    "joined",
-]
-
 # Limits of what is tokenized on the event loop, which costs less than the way to a thread and back.
 _INLINE_CHARACTERS = 4096
 _INLINE_KNOWN_CHARACTERS = 65536  # where the word cache knows all words: half a millisecond

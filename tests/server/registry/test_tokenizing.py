@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from embert import engine
 from embert.engine import Encoded
 from embert.engine.tokenization.encoded import DEFAULT_OPTIONS, TokenizeOptions
-from embert.server.registry.inputs import TextPairs, interleaved
+from embert.server.registry.tokenizing import TextPairs, interleaved
 
 texts = st.lists(st.sampled_from(["a", "cat—s", "unbelievably", "日本", "  ", "."]), max_size=9).map(" ".join)
 limits = st.one_of(st.none(), st.integers(1, 12))
