@@ -395,7 +395,7 @@ class RequestContext:
         """
         handle, request, breakdown = self.handle, self.options, self.breakdown
         if request.low_priority:
-            await self._selector.registry.low_priority_throttle.before_tokenizing(self._size)
+            await self._selector.registry.low_priority_turns.take()
         began = time.perf_counter()
         if least is not None:
             handle.admission.check_capacity(least, texts.most_tokens, request)
@@ -459,8 +459,7 @@ class RequestContext:
             self._count_weights(error.weights)
             raise
         if self.options.low_priority:
-            vector_bytes = sum(rows.values.nbytes for rows in result.rows.values())
-            await self._selector.registry.low_priority_throttle.before_response(vector_bytes)
+            await self._selector.registry.low_priority_turns.take()
         self.breakdown.note(result)
         if size > LARGE_RESPONSE:
             await self._selector.registry.turns.wait()

@@ -19,7 +19,6 @@ from embert.server.ipc.shared_counters import SharedCounters
 from embert.server.observability.http_metrics import HttpMetrics
 from embert.server.observability.metric_memory import MetricMemory
 from embert.server.observability.scraping import Scrapes
-from embert.server.registry.low_priority_throttle import LowPriorityThrottle
 from embert.server.registry.model_handle import ANY_NAMES, Capability, ModelHandle
 from embert.server.registry.tokenizing import TokenizerPool
 from embert.server.request.turns import Turns
@@ -52,7 +51,7 @@ class ModelRegistry:
         self.held = HeldBytes(config.held_limit)
         self.bodies = BodyReader(config.payload_limit, self.held, config.client_timeout)
         self.turns = Turns()
-        self.low_priority_throttle = LowPriorityThrottle()
+        self.low_priority_turns = Turns()
         self.most_ids = max(handle.most_ids for handle in self.all)
         self._pool = pool
         self.by_name: dict[str, ModelHandle] = {}  # by served name and by model id; served names take precedence

@@ -1,8 +1,12 @@
-"""Turns on the event loop for the steps of large requests: one step in each iteration, or short ones up to SHARE_S.
+"""Turns on the event loop for steps of large and of low-priority requests: one in each iteration, or short ones up to
+SHARE_S.
 
 A short request needs a few iterations of the event loop, and does not wait for a turn. Without turns, one iteration
 would parse, tokenize or encode all large requests that are ready, 1 ms each. Turns cost large requests CPU time (5 %,
 an estimate), because messages to the engine hold fewer requests. So there are none while no short requests arrive.
+
+Low-priority requests always take turns, in their own queue. Those that share batches end at the same time, and their
+clients send the next ones at the same time: with 32 passages each, eight would keep the event loop busy for 8 ms.
 """
 
 from __future__ import annotations
@@ -36,24 +40,10 @@ class Turns:
         if self._known_short_requests != self.short_requests:
             self._known_short_requests, self._short_expected_until = self.short_requests, now + MEMORY_S
         if now < self._short_expected_until:
-            await self._take()
+            await self.take()
 
-    async def run(self, steps: Iterable[Callable[[], object]], check_time: Callable[[], None]) -> None:
-        """Runs steps that may take longer, each in a turn, after `check_time`. Raises what they raise.
-
-        After each, the event loop has as much time for other requests. The steps of one request run at a time.
-        """
-        async with self._lock:
-            for step in steps:
-                await self._take()
-                check_time()
-                began = time.perf_counter()
-                try:
-                    step()
-                finally:
-                    await asyncio.sleep(time.perf_counter() - began)
-
-    async def _take(self) -> None:
+    async def take(self) -> None:
+        """Waits for a turn, even while no short requests arrive."""
         loop = asyncio.get_running_loop()
         if not self._taken:
             self._taken, self._began = True, time.perf_counter()
@@ -62,6 +52,21 @@ class Turns:
             turn: asyncio.Future[None] = loop.create_future()
             self._waiting.append(turn)
             await turn
+
+    async def run(self, steps: Iterable[Callable[[], object]], check_time: Callable[[], None]) -> None:
+        """Runs steps that may take longer, each in a turn, after `check_time`. Raises what they raise.
+
+        After each, the event loop has as much time for other requests. The steps of one request run at a time.
+        """
+        async with self._lock:
+            for step in steps:
+                await self.take()
+                check_time()
+                began = time.perf_counter()
+                try:
+                    step()
+                finally:
+                    await asyncio.sleep(time.perf_counter() - began)
 
     def _next(self) -> None:
         loop = asyncio.get_running_loop()

@@ -71,6 +71,23 @@ def test_an_iteration_has_one_step_or_short_ones(step_s: float, monkeypatch: pyt
     assert most == 1 if step_s > SHARE_S else 1 < most <= 5
 
 
+def test_low_priority_requests_take_turns_even_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    iterations: list[int] = []
+
+    async def scene(loop: Clock) -> None:
+        turns = Turns()
+
+        async def low_priority() -> None:
+            await turns.take()
+            iterations.append(loop.iterations)
+            loop.now += STEP_S
+
+        await asyncio.gather(*(low_priority() for _ in range(4)))
+
+    play(scene, monkeypatch)
+    assert len({*iterations}) == 4
+
+
 def test_large_requests_alone_need_no_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     async def scene(loop: Clock) -> None:
         turns = Turns()
