@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 
 from embert.server.config import ConfigError
@@ -23,27 +24,12 @@ def listen(host: str, port: int, option: str = "--port") -> list[socket.socket]:
     for family, *_, address in dict.fromkeys(addresses):
         address = address[0], sockets[0].getsockname()[1] if sockets else port, *address[2:]
         try:
-            sock = _bind(family, address, both=host == "::")
-            sock.listen(_BACKLOG)
+            # For any default of the system, an IPv6 socket takes IPv4 exactly if the host is `::`.
+            sock = socket.create_server(address, family=family, backlog=_BACKLOG, dualstack_ipv6=host == "::")
         except OSError as error:
-            raise ConfigError(
-                f"cannot listen on {host} port {port}: {error.strerror}; choose another with {option}"
-            ) from None
+            reason = os.strerror(error.errno or 0)
+            raise ConfigError(f"cannot listen on {host} port {port}: {reason}; choose another with {option}") from None
+        sock.set_inheritable(True)
+        sock.setblocking(False)
         sockets.append(sock)
     return sockets
-
-
-def _bind(family: int, address: tuple[object, ...], *, both: bool) -> socket.socket:
-    """Returns a bound TCP socket. `both`: an IPv6 socket also takes IPv4, for any system default."""
-    sock = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if family == socket.AF_INET6:
-            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, not both)
-        sock.bind(address)
-    except OSError:
-        sock.close()
-        raise
-    sock.set_inheritable(True)
-    sock.setblocking(False)
-    return sock
