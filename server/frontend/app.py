@@ -13,10 +13,8 @@ from fastapi.openapi.docs import get_swagger_ui_html
 from fastapi.responses import HTMLResponse
 from fastapi.routing import APIRoute
 from fastapi_offline import FastAPIOffline
-from starlette.datastructures import Headers
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
-from starlette.types import ASGIApp, Receive, Scope, Send
 
 from embert import __version__
 from embert.server.frontend.openapi import ERROR_MODELS, complete_document, description
@@ -41,7 +39,7 @@ from embert.server.frontend.routes import (
 )
 from embert.server.frontend.serve import RequestObserver, RequestServer, TaskEndpoint
 from embert.server.http.auth import Keys
-from embert.server.http.errors import BadRequest, ErrorFormats, Invalid, NotFound, ServerError, describe_name
+from embert.server.http.errors import ErrorFormats, Invalid, NotFound, ServerError, describe_name
 from embert.server.http.response import error_body
 from embert.server.observability.access_log import AccessLog
 from embert.server.registry.model_handle import ModelHandle
@@ -80,7 +78,13 @@ def create_app(
     tasks |= {path: _endpoint(registry, entry.route, entry.handle, entry.name) for path, entry in by_model.items()}
     cors = None
     if origins := registry.config.cors_allow_origin:
-        cors = partial(Cors, origins=origins, error_formats=error_formats)
+        cors = partial(
+            CORSMiddleware,
+            allow_origins=origins,
+            allow_methods=["GET", "POST"],
+            allow_headers=["*"],  # includes `authorization`, so that browsers can send a key
+            expose_headers=["*"],
+        )
     observer = RequestObserver(labels, METRIC_TASKS, error_formats, registry.metrics, registry.held, access_log, tracer)
     server = RequestServer(tasks, app, observer, keys, keyless_paths(("probes",), registry.by_name), cors)
     _add_operations(app, registry)
@@ -217,34 +221,3 @@ def _no_route(path: str, registry: ModelRegistry, by_model: Mapping[str, ModelPa
         if suggestion
         else f"no such route: {shown_path}; /docs lists them"
     )
-
-
-class Cors(CORSMiddleware):
-    """Sends a refused preflight an error in the form of its route."""
-
-    def __init__(self, app: ASGIApp, origins: tuple[str, ...], error_formats: ErrorFormats) -> None:
-        super().__init__(
-            app,
-            allow_origins=list(origins),
-            allow_methods=["GET", "POST"],
-            allow_headers=["*"],  # includes `authorization`, so that browsers can send a key
-            expose_headers=["*"],
-        )
-        self._error_formats = error_formats
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """ASGI."""
-        if scope["type"] == "http" and scope["method"] == "OPTIONS":
-            headers = Headers(scope=scope)
-            if "origin" in headers and "access-control-request-method" in headers:
-                await self._preflight(scope["path"], headers)(scope, receive, send)
-                return
-        await super().__call__(scope, receive, send)
-
-    def _preflight(self, path: str, headers: Headers) -> Response:
-        response = self.preflight_response(request_headers=headers)
-        if response.status_code != 400:
-            return response
-        error = BadRequest(f"{bytes(response.body).decode()} (--cors-allow-origin)")
-        allowed = {name: value for name, value in response.headers.items() if not name.startswith("content-")}
-        return Response(error_body(error, self._error_formats[path]), 400, allowed, media_type="application/json")
