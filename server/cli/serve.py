@@ -17,7 +17,7 @@ from embert.server.ipc.signals import handle_signals
 from embert.server.observability.logs import configure_logging, exit_now
 from embert.server.observability.metric_memory import MetricMemory
 from embert.server.observability.metrics import use_memory
-from embert.server.observability.tracing.settings import TracingUnavailable, read_sampler, shown, traces_url
+from embert.server.observability.tracing.settings import TracingUnavailable, shown, traces_url
 from embert.server.supervisor.sockets import listen
 from embert.server.supervisor.supervisor import NO_MEMORY, Supervisor
 
@@ -83,15 +83,12 @@ def _traces_url(config: ServeConfig) -> str | None:
     OpenTelemetry's variables may be meant for every program of a machine: if they cannot be used, a line is logged.
     """
     try:
-        url = traces_url(config.otlp_endpoint, os.environ)
-        if url is not None:
-            read_sampler(os.environ)
+        return traces_url(config.otlp_endpoint, os.environ)
     except TracingUnavailable as error:
         if config.otlp_endpoint is not None:
             raise ConfigError(str(error)) from None
         log.warning("%s; serving without traces", error)
         return None
-    return url
 
 
 def _exit_during_start(number: int) -> NoReturn:

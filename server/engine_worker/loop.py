@@ -78,10 +78,12 @@ class EngineLoop:
         self._tracer: BatchTracer | None = None
         self._spans: SpanExport | None = None
         if start.traces_url is not None:
+            from opentelemetry.sdk.trace.sampling import ALWAYS_ON
+
             from embert.server.engine_worker.batch_tracer import BatchTracer
             from embert.server.observability.tracing.span_export import start_span_export
 
-            self._spans = start_span_export(start.traces_url, start.instance)
+            self._spans = start_span_export(start.traces_url, start.instance, ALWAYS_ON)
             if self._spans is not None:
                 self._tracer = BatchTracer(self._spans.tracer, start.index)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 import signal
 import socket
 import sys
@@ -42,7 +41,6 @@ from embert.server.observability.metric_memory import MetricMemory, Region
 from embert.server.observability.metrics import use_memory
 from embert.server.observability.request_record import DISCONNECTED, REFUSED, RequestRecord
 from embert.server.observability.scraping import Exposition, publish
-from embert.server.observability.tracing.settings import read_sampler
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Receive, Scope, Send
@@ -112,7 +110,7 @@ async def _serve(
         if start.traces_url is not None:
             from embert.server.observability.tracing.span_export import start_span_export
 
-            spans = start_span_export(start.traces_url, start.instance, read_sampler(os.environ))
+            spans = start_span_export(start.traces_url, start.instance)
         if spans is not None:
             from embert.server.observability.tracing.request_trace import RequestTracer
 

@@ -1,4 +1,4 @@
-"""The collector of spans and the sampling of requests, from `--otlp-endpoint` and OpenTelemetry's variables.
+"""The collector of spans, from `--otlp-endpoint` and OpenTelemetry's variables.
 
 The specification of the variables: https://opentelemetry.io/docs/specs/otel/configuration/sdk-environment-variables/
 """
@@ -7,27 +7,16 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Mapping
-from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 INSTALL_OTEL = "pip install 'embert[otel]'"
 _EXPORTER = "opentelemetry.exporter.otlp.proto.http"
 _PATH = "/v1/traces"
 _ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")  # the first is a complete URL
-_PARENT_BASED = "parentbased_"
-_SAMPLERS = ("always_on", "always_off", "traceidratio")
 
 
 class TracingUnavailable(ValueError):
     """Traces cannot be exported as configured; the message is one sentence for users."""
-
-
-@dataclass(frozen=True, slots=True)
-class Sampler:
-    """Decides which requests have spans."""
-
-    ratio: float  # of the requests without a caller's decision, 0 … 1
-    parent_based: bool = True  # a caller's decision counts
 
 
 def traces_url(option: str | None, environment: Mapping[str, str]) -> str | None:
@@ -84,25 +73,3 @@ def _is_installed() -> bool:
         return importlib.util.find_spec(_EXPORTER) is not None
     except ModuleNotFoundError:
         return False
-
-
-def read_sampler(environment: Mapping[str, str]) -> Sampler:
-    """Returns the sampler of OTEL_TRACES_SAMPLER and its argument; by default all requests have spans.
-
-    Raises TracingUnavailable for unknown values.
-    """
-    name = environment.get("OTEL_TRACES_SAMPLER", "").strip().lower() or "parentbased_always_on"
-    kind = name.removeprefix(_PARENT_BASED)
-    if kind not in _SAMPLERS:
-        known = ", ".join((*_SAMPLERS, *(_PARENT_BASED + sampler for sampler in _SAMPLERS)))
-        raise TracingUnavailable(f"OTEL_TRACES_SAMPLER must be one of {known}; it is {name}")
-    ratio = 1.0 if kind != "always_off" else 0.0
-    if kind == "traceidratio":
-        argument = environment.get("OTEL_TRACES_SAMPLER_ARG", "").strip() or "1"
-        try:
-            ratio = float(argument)
-        except ValueError:
-            ratio = -1.0
-        if not 0.0 <= ratio <= 1.0:
-            raise TracingUnavailable(f"OTEL_TRACES_SAMPLER_ARG must be a number from 0 to 1; it is {argument}")
-    return Sampler(ratio, name != kind)

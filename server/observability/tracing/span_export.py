@@ -21,7 +21,7 @@ from opentelemetry.trace import Tracer
 
 from embert import __version__
 from embert.server.observability.metrics import SpanMetrics
-from embert.server.observability.tracing.settings import Sampler, shown
+from embert.server.observability.tracing.settings import shown
 
 log = logging.getLogger(__name__)
 
@@ -31,10 +31,10 @@ RESPONSE_BYTES, RESPONSE_S = 65_536, 5.0  # limits for a collector's response, w
 _CLOCK_INTERVAL_S = 10.0  # the machine's time may be set
 
 
-def start_span_export(url: str, instance: str, sampler: Sampler | None = None) -> SpanExport | None:
+def start_span_export(url: str, instance: str, sampler: sampling.Sampler | None = None) -> SpanExport | None:
     """Starts the export of this process's spans. Returns None and logs a line if OpenTelemetry's variables are invalid.
 
-    `instance` is a unique name of this server. Without a sampler every span is exported.
+    `instance` is a unique name of this server. Without a sampler OpenTelemetry's variables select the spans.
     """
     try:
         return SpanExport(url, instance, sampler)
@@ -46,12 +46,12 @@ def start_span_export(url: str, instance: str, sampler: Sampler | None = None) -
 class SpanExport:
     """A tracer, and OpenTelemetry's thread that sends its spans."""
 
-    def __init__(self, url: str, instance: str, sampler: Sampler | None) -> None:
+    def __init__(self, url: str, instance: str, sampler: sampling.Sampler | None) -> None:
         """The SDK reads headers, compression, certificates and times from OpenTelemetry's own variables."""
         metrics = SpanMetrics()
+        provider = tracer_provider(sampler, _resource(instance))  # first: its warnings about variables are logged
         exporter = _CountingExporter(OTLPSpanExporter(url, session=_BoundedSession()), shown(url), metrics)
         self._processor = _BoundedProcessor(exporter, metrics)
-        provider = tracer_provider(sampler, _resource(instance))
         provider.add_span_processor(self._processor)
         self.tracer: Tracer = provider.get_tracer("embert", __version__)
 
@@ -65,15 +65,10 @@ class SpanExport:
             log.warning("the collector did not accept the last spans within %g s; they are lost", FLUSH_S)
 
 
-def tracer_provider(sampler: Sampler | None, resource: Resource) -> TracerProvider:
+def tracer_provider(sampler: sampling.Sampler | None, resource: Resource) -> TracerProvider:
     """Creates OpenTelemetry's provider, without a processor."""
-    own: sampling.Sampler = sampling.ALWAYS_ON
-    if sampler is not None:
-        own = sampling.TraceIdRatioBased(sampler.ratio)
-        if sampler.parent_based:
-            own = sampling.ParentBased(own)
     return TracerProvider(
-        sampler=own,
+        sampler=sampler,
         resource=resource,
         shutdown_on_exit=False,
         span_limits=SpanLimits(max_links=SpanLimits.UNSET),  # a batch is linked to all of its requests

@@ -27,11 +27,10 @@ from embert.server.http.response import send_error
 from embert.server.observability import logs
 from embert.server.observability.http_metrics import HttpMetrics
 from embert.server.observability.request_record import TRACE_KEY
-from embert.server.observability.tracing.settings import Sampler
 
 pytest.importorskip("opentelemetry.exporter.otlp.proto.http", reason="OpenTelemetry's exporter is of the extra otel")
 from opentelemetry.sdk.resources import Resource
-from opentelemetry.sdk.trace import ReadableSpan
+from opentelemetry.sdk.trace import ReadableSpan, sampling
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
@@ -40,6 +39,7 @@ from embert.server.observability.tracing import span_export
 from embert.server.observability.tracing.request_trace import REASON_MAX, STATE_MAX, RequestTracer
 from embert.server.observability.tracing.span_export import tracer_provider
 
+ALL, NONE = sampling.DEFAULT_ON, sampling.DEFAULT_OFF  # of the requests without a caller's span
 TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 SAMPLED = b"traceparent", f"00-{TRACE}-{SPAN}-01".encode()
 MARKER = "xyzzy-7f3a-marker"
@@ -49,7 +49,7 @@ Headers = list[tuple[bytes, bytes]]
 class Recorder:
     """A tracer, and the spans that it has recorded."""
 
-    def __init__(self, sampler: Sampler | None = None) -> None:
+    def __init__(self, sampler: sampling.Sampler = sampling.ALWAYS_ON) -> None:
         self._exporter = InMemorySpanExporter()
         provider = tracer_provider(sampler, Resource({}))
         provider.add_span_processor(SimpleSpanProcessor(self._exporter))
@@ -60,7 +60,7 @@ class Recorder:
         return self._exporter.get_finished_spans()
 
 
-def begin(sampler: Sampler, headers: Headers, recorder: Recorder | None = None, route: str = "/embed") -> bool:
+def begin(sampler: sampling.Sampler, headers: Headers, recorder: Recorder | None = None, route: str = "/embed") -> bool:
     """True if a request is sampled, on a server whose probes are on /livez."""
     tracer = RequestTracer((recorder or Recorder(sampler)).tracer, "http-7", frozenset({"/livez"}))
     scope = {"type": "http", "method": "POST", "scheme": "http", "path": route, "headers": headers}
@@ -75,18 +75,18 @@ UNSAMPLED = b"traceparent", f"00-{TRACE}-{SPAN}-00".encode()
 @pytest.mark.parametrize(
     ("sampler", "headers", "route", "sampled"),
     [
-        (Sampler(1.0), [], "/embed", True),
-        (Sampler(0.0), [], "/embed", False),
-        (Sampler(1.0), [], "/livez", False),
-        (Sampler(0.0), [SAMPLED], "/embed", True),
-        (Sampler(0.0), [SAMPLED], "/livez", True),
-        (Sampler(1.0), [UNSAMPLED], "/embed", False),
-        (Sampler(1.0, parent_based=False), [UNSAMPLED], "/embed", True),
-        (Sampler(0.0, parent_based=False), [SAMPLED], "/embed", False),
-        (Sampler(0.0), [SAMPLED, SAMPLED], "/embed", False),  # two are none
+        (ALL, [], "/embed", True),
+        (NONE, [], "/embed", False),
+        (ALL, [], "/livez", False),
+        (NONE, [SAMPLED], "/embed", True),
+        (NONE, [SAMPLED], "/livez", True),
+        (ALL, [UNSAMPLED], "/embed", False),
+        (sampling.ALWAYS_ON, [UNSAMPLED], "/embed", True),
+        (sampling.ALWAYS_OFF, [SAMPLED], "/embed", False),
+        (NONE, [SAMPLED, SAMPLED], "/embed", False),  # two are none
     ],
 )
-def test_which_requests_have_spans(sampler: Sampler, headers: Headers, route: str, sampled: bool) -> None:
+def test_which_requests_have_spans(sampler: sampling.Sampler, headers: Headers, route: str, sampled: bool) -> None:
     assert begin(sampler, headers, route=route) is sampled
 
 
@@ -99,17 +99,17 @@ def test_which_requests_have_spans(sampler: Sampler, headers: Headers, route: st
 )  # fmt: skip
 def test_a_malformed_traceparent_is_none(header: str) -> None:
     headers = [(b"traceparent", header.encode())]
-    assert [begin(Sampler(ratio), headers) for ratio in (0.0, 1.0)] == [False, True]
+    assert [begin(sampler, headers) for sampler in (NONE, ALL)] == [False, True]
 
 
 def test_without_a_caller_the_ratio_decides() -> None:
-    sampled = sum(begin(Sampler(0.25), []) for _ in range(400))
+    sampled = sum(begin(sampling.ParentBasedTraceIdRatio(0.25), []) for _ in range(400))
     assert 50 < sampled < 150  # 100 ± 8.7: less likely to miss than once in 10⁷ runs
 
 
 @pytest.mark.parametrize("excess", [0, 1])
 def test_a_long_tracestate_is_dropped(excess: int) -> None:
-    tracer = RequestTracer(Recorder(Sampler(0.0)).tracer, "http-7", frozenset())
+    tracer = RequestTracer(Recorder(NONE).tracer, "http-7", frozenset())
     first, second = b"a=" + b"x" * 254, b"b=" + b"y" * (STATE_MAX - 258 + excess)
     headers = [SAMPLED, (b"tracestate", first), (b"tracestate", second)]
     scope = {"type": "http", "method": "POST", "scheme": "http", "path": "/", "headers": headers}
@@ -205,7 +205,7 @@ async def drains(scope: Scope, receive: Receive, send: Send) -> None:
 
 
 def test_a_bug_is_an_error_with_the_exceptions_name() -> None:
-    recorder = Recorder(Sampler(0.0))
+    recorder = Recorder(NONE)
     assert ask(breaks, recorder) == 500
     (span,) = recorder.spans
     assert span.attributes is not None
@@ -218,7 +218,7 @@ def test_a_bug_is_an_error_with_the_exceptions_name() -> None:
 
 
 def test_reasons_are_short() -> None:
-    recorder = Recorder(Sampler(0.0))
+    recorder = Recorder(NONE)
     assert ask(drains, recorder) == 503
     stage, root = recorder.spans
     for span in (stage, root):
@@ -238,7 +238,7 @@ def test_log_lines_of_a_request_carry_its_trace(sampled: bool) -> None:
     root, handler = logging.getLogger(), Format()
     root.addHandler(handler)
     try:
-        assert ask(breaks, Recorder(Sampler(0.0)), sampled=sampled) == 500
+        assert ask(breaks, Recorder(NONE), sampled=sampled) == 500
         logging.getLogger(__name__).warning("of no request")
         logging.getLogger(__name__).warning("of an engine's request", extra={"trace_id": "ab" * 16})
     finally:
