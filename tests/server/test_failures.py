@@ -75,28 +75,6 @@ def test_a_failure_is_its_own_requests_only(client: httpx.Client, failing: Live,
             assert np.allclose(response.result().json()[0], expected(ids), atol=1e-6)
 
 
-def test_over_the_queue_is_429_with_retry_after(client: httpx.Client, failing: Live) -> None:
-    before = failing.metrics()['embert_rejected_total{reason="queue_full"}']
-    with ThreadPoolExecutor(16) as pool, failing.held() as runs:
-        blocking = [pool.submit(client.post, "/embed", json={"inputs": order(HELD)})]
-        until(runs.exists, what="the blocking request")
-        blocking += [pool.submit(client.post, "/embed", json={"inputs": [7] * 50}) for _ in range(10)]
-        until(lambda: failing.metrics()["embert_queue_tokens"] >= 500, what="the queued requests")
-        for path, field, kind in (("/embed", "inputs", "Overloaded"), ("/v1/embeddings", "input", "rate_limit_error")):
-            response = client.post(path, json={field: [7] * 200, **NAMED})
-            status, type_, message = error_of(response)
-            assert (status, type_) == (429, kind)
-            assert "503" in message  # what the queue holds
-            assert "200" in message  # what was sent
-            assert "600" in message
-            assert "--max-queue-tokens" in message
-            assert 1 <= int(response.headers["retry-after"]) <= 60
-        small = pool.submit(client.post, "/embed", json={"inputs": GOOD})  # there is room for this one
-        until(lambda: failing.metrics()["embert_queue_tokens"] > 500, what="the small request")
-    assert {each.result().status_code for each in (*blocking, small)} == {200}
-    assert failing.metrics()['embert_rejected_total{reason="queue_full"}'] == before + 2
-
-
 def test_health_never_waits_behind_a_batch(client: httpx.Client, failing: Live) -> None:
     with ThreadPoolExecutor(1) as pool:
         with failing.held() as runs:

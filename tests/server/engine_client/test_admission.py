@@ -167,21 +167,6 @@ def test_a_large_request_neither_needs_an_empty_queue_nor_fills_it(low_priority:
     assert admission.check(3, asks()) == 3
 
 
-@pytest.mark.parametrize(("low_priority", "limit"), [(False, 1000), (True, 750)])
-def test_large_requests_leave_an_eighth_to_small_ones(low_priority: bool, limit: int) -> None:
-    admission = admission_of([1000.0], max_queue_tokens=1000)
-    for _ in range(limit // 125 - 1):
-        admission.add(admission.check(10_000, asks(low_priority=low_priority)))
-    with pytest.raises(Overloaded, match="125"):
-        admission.check(10_000, asks(low_priority=low_priority))
-    with pytest.raises(Overloaded, match="9000"):
-        admission.check_capacity(lambda: 9000, 10_000, asks(low_priority=low_priority))
-    for _ in range(12):
-        admission.add(admission.check(10, asks(low_priority=low_priority)))
-    with pytest.raises(Overloaded):
-        admission.check(10, asks(low_priority=low_priority))
-
-
 @given(st.lists(st.tuples(st.integers(1, 10_000), st.booleans(), st.booleans()), max_size=60), st.integers(8, 100_000))
 def test_no_client_fills_the_queue_for_others(requests: list[tuple[int, bool, bool]], limit: int) -> None:
     """Large and low-priority requests hold their part at most, and small ones enter until the queue is full."""

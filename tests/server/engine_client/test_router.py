@@ -6,10 +6,8 @@ import asyncio
 import gc
 import time
 
-import numpy as np
 import pytest
 
-from embert.engine import Encoded
 from embert.server.engine_client.router import EncodeResult
 from embert.server.http.errors import InferenceFailed, Unavailable
 from embert.server.ipc.control import EngineState
@@ -118,17 +116,6 @@ async def test_requests_wait_while_an_engine_that_is_ready_cannot_be_reached(sta
     request = await engine.request()
     engine.send_rows(request.id, 0, [[1.0, 1.0]] * 3)
     assert await vectors_of(result) == [[1, 1]] * 3
-
-
-@scene
-async def test_a_message_larger_than_the_socket_arrives(stage: Scene) -> None:
-    router, engine = stage.ready(max_queue_tokens=10_000_000)
-    many = Encoded(np.arange(1_000_000, dtype=np.int32), np.full(1000, 1000, np.int32), 0)
-    result = ask(router, many)
-    request = await engine.request()
-    assert np.array_equal(np.frombuffer(request.ids, np.int32), many.ids)
-    engine.send_rows(request.id, 0, [[1.0, 1.0]] * 1000)
-    assert await vectors_of(result) == [[1, 1]] * 1000
 
 
 @scene

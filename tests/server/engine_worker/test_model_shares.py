@@ -5,40 +5,12 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Hashable
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from embert.server.engine_worker.lanes import Request
-from embert.server.engine_worker.scheduler import LOW_PRIORITY_INTERVAL, Batch, Scheduler
+from embert.server.engine_worker.scheduler import Batch, Scheduler
 from tests.server.engine_worker.schedulers import next_batch, scheduler_of
-
-
-@pytest.mark.parametrize("low_priority_model", ["small", "large"])
-def test_interactive_requests_of_any_model_go_before_low_priority_ones(low_priority_model: str) -> None:
-    """Even low-priority requests that came first; they lead one batch of eight, so that they progress."""
-    scheduler = scheduler_of(2048)
-    scheduler.add(Request("bulk", [200] * 500, low_priority_model, low_priority=True))
-    for number in range(400):
-        scheduler.add(Request(number, [12] * 20, "small"))
-    led_by_low_priority = []
-    for _ in range(4 * LOW_PRIORITY_INTERVAL):
-        batch = next_batch(scheduler)
-        led_by_low_priority.append("bulk" in {piece.request.key for piece in batch.slices})
-    assert led_by_low_priority == ([False] * (LOW_PRIORITY_INTERVAL - 1) + [True]) * 4
-
-
-def test_small_batches_of_a_model_do_not_hold_up_another() -> None:
-    """A batch takes time however small it is, so shares are not counted only by tokens."""
-    scheduler = scheduler_of(1000, fixed_s=125.0, token_s=0.875)
-    scheduler.add(Request("large", [100] * 1000, "large"))
-    in_a_row = longest = 0
-    for number in range(100):
-        scheduler.add(Request(number, [5], "small"))
-        batch = next_batch(scheduler)
-        in_a_row = in_a_row + 1 if batch.model == "small" else 0
-        longest = max(longest, in_a_row)
-    assert 1 <= longest <= 8
 
 
 def test_a_model_that_was_away_has_nothing_to_make_up_for() -> None:

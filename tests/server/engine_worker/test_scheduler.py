@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
-from random import Random
 from typing import Any, cast
 
 import pytest
@@ -191,33 +190,6 @@ SchedulerMachine.TestCase.settings = settings(max_examples=60, stateful_step_cou
 TestScheduler = SchedulerMachine.TestCase
 
 
-def test_requests_of_equal_clients_take_about_equally_long() -> None:
-    """Equal shares mean a time in proportion to the size, for those that came first as for those that came last."""
-    clients, rng = 40, Random(7)
-    scheduler = scheduler_of(2048)
-    came: dict[Hashable, int] = {}  # request → the batch before it
-    took: list[int] = []
-
-    def come(batch: int) -> None:
-        key = len(came)
-        came[key] = batch
-        scheduler.add(Request(key, [rng.randint(16, 130) for _ in range(8)]))
-
-    for _ in range(clients):
-        come(0)
-    for number in range(1, 600):
-        batch = next_batch(scheduler)
-        assert batch.tokens > 2048 - 130
-        for piece in batch.slices:
-            if piece.stop == 8:
-                took.append(number - came[piece.request.key])
-                come(number)
-    settled = sorted(took[2 * clients :])
-    mean = sum(settled) / len(settled)
-    assert settled[int(0.99 * len(settled))] < 1.7 * mean
-    assert settled[-1] < 2.2 * mean
-
-
 def test_everyone_has_a_quantum_before_anyone_has_two() -> None:
     """A large request of texts longer than a quantum included: what it takes too much, it pays back."""
     scheduler = scheduler_of(1000)
@@ -250,32 +222,6 @@ def test_texts_longer_than_half_of_a_batch_and_small_requests_alternate() -> Non
     batches = [scheduler.next_batch() for _ in range(6)]
     large = ["large" in {piece.request.key for piece in batch.slices} for batch in batches if batch is not None]
     assert large == [True, False] * 3
-
-
-def test_low_priority_fills_what_an_interactive_request_leaves() -> None:
-    scheduler = scheduler_of(33)
-    scheduler.add(Request("bulk", [3] * 400, low_priority=True))
-    scheduler.add(Request("interactive", [12]))
-    batch = next_batch(scheduler)
-    assert {piece.request.key: piece.stop - piece.start for piece in batch.slices} == {"interactive": 1, "bulk": 7}
-
-
-def test_a_batch_closes_when_it_is_taken_and_not_before() -> None:
-    scheduler = scheduler_of(100)
-    scheduler.add(Request("first", [10]))
-    assert not scheduler.full()  # so nobody may take it ahead
-    scheduler.add(Request("second", [10]))
-    batch = next_batch(scheduler)
-    assert [piece.request.key for piece in batch.slices] == ["first", "second"]
-    scheduler.add(Request("third", [60, 60]))
-    assert scheduler.full()
-
-
-def test_a_request_without_texts_is_nothing() -> None:
-    scheduler = scheduler_of(100)
-    scheduler.add(Request("x", []))
-    assert scheduler.next_batch() is None
-    assert scheduler.cancel("x") == 0
 
 
 @pytest.mark.parametrize(
@@ -372,22 +318,6 @@ def test_no_two_long_texts_run_in_a_row_while_others_wait(steps: list[Any]) -> N
     assert (scheduler.queue_tokens, scheduler.queue_texts) == (0, 0)
 
 
-def test_long_texts_and_others_share_by_counted_tokens() -> None:
-    scheduler = scheduler_of(COUNTED_BUDGET, longest_text=32_768, counts=COUNTS)
-    taken = {"long": 0, "short": 0}
-    for number in range(3000):
-        if number % 100 == 0:
-            scheduler.add(Request(("long", number), [32_768]))
-        scheduler.add(Request(("short", number), [200] * 8))
-        batch = next_batch(scheduler)
-        for piece in batch.slices:
-            request = piece.request
-            taken[request.key[0]] += request.counted[piece.stop] - request.counted[piece.start]  # type: ignore[index]
-    (longest,) = COUNTS.of([32_768])
-    assert 32_768 * 14 < longest < 32_768 * 16
-    assert abs(taken["long"] - taken["short"]) <= longest + COUNTED_BUDGET
-
-
 def test_a_cancelled_long_request_leaves_nothing() -> None:
     scheduler = scheduler_of(COUNTED_BUDGET, longest_text=32_768, counts=COUNTS)
     scheduler.add(Request("long", [32_768, 10]))
@@ -397,11 +327,3 @@ def test_a_cancelled_long_request_leaves_nothing() -> None:
     assert [request.key for request in scheduler.expire(2.0)] == ["late"]
     assert scheduler.cancel("long") == 2
     assert (scheduler.queue_tokens, scheduler.next_batch()) == (0, None)
-
-
-def test_short_texts_count_as_what_they_have() -> None:
-    lengths = list(range(1, 513))
-    assert COUNTS.of(lengths) == lengths
-    assert COUNTS.of([513])[0] in (513, 514)
-    counted = COUNTS.of(list(range(1, 40_000, 97)))
-    assert counted == sorted(counted)

@@ -7,55 +7,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from embert.server.config import ServeConfig, model_configs
-from embert.server.ipc.channel import (
-    EncodeRequest,
-    EngineStatus,
-    PartialResult,
-    Results,
-    Submit,
-    TaskRows,
-    TextRows,
-    decode_results,
-    decode_submit,
-    encode,
-)
 from embert.server.ipc.control import (
     ControlConnection,
     Drain,
-    EngineState,
     Failed,
-    LoadModel,
-    Message,
-    ModelFailed,
-    ModelInfo,
-    ModelReady,
-    ModelState,
-    Progress,
     Ready,
-    StartEngine,
-    StartHttp,
-    StartModel,
 )
-
-INFO = ModelInfo("torch", "cpu", "AMD EPYC™", "float32", "no CUDA", 2048, 384, 384, 1.5, 0.2, 0.3)
-CONFIG = ServeConfig(model=("a=/models/ünïcode", "b"), api_key=("a", "b"), request_timeout=0.5)
-MODELS = [StartModel(number, config, "/m", "id", None) for number, config in enumerate(model_configs(CONFIG))]
-MESSAGES: list[Message] = [
-    EngineState(1, "ready", "", "/tmp/x", {0: ModelState("ready", "", INFO), 12: ModelState("failed", "why")}),
-    EngineState(0, "down", "was killed\nby SIGKILL"),
-    StartHttp(CONFIG, MODELS, {"c": "no such folder"}, 7, [3, 4], None, 0, 9, [EngineState(0, "loading")]),
-    StartEngine(CONFIG, MODELS[1:], True, ["a", "b"], 7, 0, "cpu", "/tmp/e", 9, 2),
-    LoadModel(MODELS[1]),
-    Progress("loading the weights"),
-    Progress("running its first batches", 1),
-    ModelReady(1, INFO),
-    ModelFailed(0, "no weights"),
-    Ready(),
-    Failed("no such model"),
-    Drain(),
-]
-
 
 Ends = tuple[ControlConnection, ControlConnection]
 
@@ -65,13 +22,6 @@ def ends() -> Iterator[Ends]:
     ours, theirs = socket.socketpair()
     with ours, theirs:
         yield ControlConnection(ours), ControlConnection(theirs)
-
-
-def test_every_message_arrives_as_it_was_sent(ends: Ends) -> None:
-    ours, theirs = ends
-    for message in MESSAGES:
-        ours.send(message)
-    assert [theirs.receive() for _ in MESSAGES] == MESSAGES
 
 
 def test_drain_gives_whole_messages_only(ends: Ends) -> None:
@@ -107,15 +57,3 @@ def test_what_is_read_together_with_the_first_message_is_not_lost(
     assert theirs.receive() == Ready()
     ours.send(Failed("x"))
     assert list(theirs.drain()) == [Drain(), Failed("x")]
-
-
-def test_messages_between_processes() -> None:
-    submit = Submit([EncodeRequest(1, 1, b"\1\0\0\0", b"\1\0\0\0", b"", 0, True, 1.5, 0.5)], [7])
-    assert decode_submit(encode(submit)) == submit
-    parts = [
-        PartialResult(1, 0, 2, [TaskRows(1, b"\0" * 8)], 0.1, 0.2),
-        PartialResult(2, 0, 0, [], 0.0, 0.0, "backend", "why"),
-    ]
-    rows = TextRows(1, b"\0" * 12, [3, 4], [0, 5], [1, 2], 0.1, 0.3)
-    results = Results(EngineStatus(0, 1.0, 5, [100.0, 0.0]), parts, rows)
-    assert decode_results(encode(results)) == results

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import socket
 import struct
-import threading
-import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -90,32 +87,3 @@ def test_a_length_that_no_message_has_is_refused(cut: int) -> None:
         channel.receive()
     sender.close()
     channel.close()
-
-
-def test_closing_sends_what_was_kept_while_somebody_reads(ends: tuple[Channel, Channel]) -> None:
-    ours, theirs = ends
-    ours.send(b"x" * LARGE)
-    received: list[bytes | memoryview] = []
-
-    def read() -> None:
-        while not received:
-            received.extend(theirs.receive())
-
-    reader = threading.Thread(target=read)
-    reader.start()
-    ours.close(60.0)
-    reader.join()
-    assert received == [b"x" * LARGE]
-
-
-def test_closing_does_not_wait_longer_than_it_may(ends: tuple[Channel, Channel]) -> None:
-    ours, _ = ends
-    ours.send(b"x" * LARGE)
-    began = time.monotonic()
-    ours.close(0.2)
-    assert time.monotonic() - began > 0.1
-
-
-def test_connecting_to_nobody_fails(tmp_path: Path) -> None:
-    with pytest.raises(ConnectionRefusedError):
-        Channel.connect(str(tmp_path / "nobody"))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -12,15 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from embert.engine import Task
-from embert.engine.heads.description import Heads
-from embert.engine.models.encoder_config import Adapters
 from embert.server.cli.main import main
-from embert.server.config import ModelConfig
-from embert.server.engine_worker.batches import pack
-from embert.server.engine_worker.lanes import Request
-from embert.server.ipc.channel import EncodeRequest
-from embert.server.registry.model_handle import ModelHandle
 from tests.oracles.jina_v3 import INSTRUCTIONS, TASKS, VOCABULARY, Jina, flash
 from tests.oracles.model_cases import byte_level
 from tests.server.live import Live, live
@@ -123,19 +114,6 @@ def test_instances_of_all_adapters(adapted: Live, jina: Jina) -> None:
     np.testing.assert_allclose([response[0] for response in responses], wanted, atol=1e-5)
 
 
-def test_slices_of_a_batch_keep_their_adapters() -> None:
-    def piece(adapter: int, *lengths: int) -> Any:
-        ids = bytes(4 * sum(lengths))
-        message = EncodeRequest(0, Task.EMBED, ids, b"", b"", 0, True, 60.0, 0.0, adapter=adapter)
-        return Request(adapter, lengths, message=message).piece(0, len(lengths))
-
-    found = pack([piece(2, 1, 3), piece(-1, 2), piece(0, 4, 1, 1)]).adapters
-    assert found is not None
-    assert found.dtype == np.int8
-    assert found.tolist() == [2, 2, -1, 0, 0, 0]
-    assert pack([piece(-1, 1), piece(-1, 2)]).adapters is None
-
-
 def test_info_and_the_document_list_them(adapted: Live) -> None:
     info = adapted.get("/info").json()
     assert (info["adapters"], info["prompts"]) == ([*TASKS], sorted(TASKS))
@@ -172,22 +150,6 @@ def test_a_model_without_adapters_refuses_a_task(http: httpx.Client) -> None:
     for path, field in (("/v1/embeddings", "input"), ("/embed_all", "inputs")):
         check_refused(http.post(path, json={field: "a", "task": QUERY}), 422, ("`task`", "all-MiniLM-L6-v2"))
         assert http.post(path, json={field: "a", "input_type": "query", "task": None}).status_code == 200
-
-
-def test_a_default_prompt_of_an_adapters_name_chooses_it() -> None:
-    model: Any = SimpleNamespace(
-        model_id="", max_input_length=24, prompts={"a": "a: ", "b": ""}, default_prompt_name=None, heads=Heads(),
-        config=SimpleNamespace(adapters=Adapters(("a", "b"), 4, 1.0)),
-    )  # fmt: skip
-    anything: Any = SimpleNamespace(admissions=[None])
-    for config, default in (
-        (ModelConfig(default_prompt_name="b"), ("", 1)),
-        (ModelConfig(default_prompt="c"), ("c", -1)),
-    ):
-        handle = ModelHandle(config, model, anything, anything, anything, anything)
-        assert handle.served.resolve_options() == default
-        assert handle.served.resolve_options("a") == ("a: ", 0)
-        assert handle.served.resolve_options(is_query=True) == default  # no such adapter here
 
 
 def test_command_line(jina: Jina, capsys: pytest.CaptureFixture[str]) -> None:

@@ -96,17 +96,6 @@ def test_openai_default_is_base64_and_equals_transformers(client: openai.OpenAI,
     assert (response.usage.prompt_tokens, response.usage.total_tokens) == (tokens, tokens)
 
 
-def test_openai_token_ids_are_used_as_they_are(client: openai.OpenAI, oracle: Oracle) -> None:
-    ids = [oracle.ids(text) for text in TEXTS]
-    texts = rows(client.embeddings.create(model=MODEL, input=TEXTS))
-    assert cosines(rows(client.embeddings.create(model=MODEL, input=ids)), texts).min() >= 0.9999999
-    assert cosines(rows(client.embeddings.create(model=MODEL, input=ids[0])), texts[:1]).min() >= 0.9999999
-    # No special tokens are put around them, and none are taken away.
-    bare = ids[0][1:-1]
-    mean = oracle.hidden(bare).mean(0)
-    assert cosines(rows(client.embeddings.create(model=MODEL, input=bare)), mean[None]).min() >= 0.999999
-
-
 def test_openai_models(client: openai.OpenAI) -> None:
     assert [(model.id, model.object) for model in client.models.list()] == [(MODEL, "model")]
     card = client.models.retrieve(MODEL)

@@ -120,11 +120,3 @@ def test_default_request(request: pytest.FixtureRequest, model: str, path: str, 
     assert response.status_code == 200, response.text
     assert "x-embert-ignored-fields" not in response.headers
     assert count(response.json()) == 2
-
-
-def test_voyages_client_reads_data(reranker: Live) -> None:
-    body = {"query": A, "documents": [A, B]}
-    response = reranker.post("/v1/rerank", body | {"top_k": 1}).json()
-    assert len(response["results"]) == 1
-    assert response["data"] == response["results"]
-    assert response["object"] == "list"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import itertools
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -21,7 +20,6 @@ from embert.server.protocols.serialization import (
     nested_floats_json,
     openai_json,
     quantize,
-    raw_rows,
     sparse_json,
     typed_openai_json,
 )
@@ -46,17 +44,6 @@ def matrices(draw: st.DrawFn) -> Floats:
     return np.resize(np.array(draw(st.lists(numbers, min_size=1, max_size=23)), np.float32), draw(shapes))
 
 
-def from_json(body: bytes) -> Floats:
-    return np.array(json.loads(body), np.float32)
-
-
-@given(vectors=matrices())
-def test_floats_json(vectors: Floats) -> None:
-    body = RUNNER.run(floats_json(vectors))
-    assert (from_json(body) == vectors).all()  # the shortest decimals that are the same float32
-    assert b" " not in body
-
-
 @given(vectors=matrices(), base64_=st.booleans(), model=st.text())
 def test_openai_json(vectors: Floats, base64_: bool, model: str) -> None:
     model = model.encode(errors="ignore").decode()
@@ -69,15 +56,6 @@ def test_openai_json(vectors: Floats, base64_: bool, model: str) -> None:
         assert (item["object"], item["index"]) == ("embedding", index)
         found = np.frombuffer(base64.b64decode(item["embedding"]), "<f4") if base64_ else item["embedding"]
         assert (np.array(found, np.float32) == vector).all()
-
-
-@given(vectors=matrices(), data=st.data())
-def test_nested_floats_json(vectors: Floats, data: st.DataObject) -> None:
-    cuts = sorted(data.draw(st.sets(st.integers(1, max(1, len(vectors) - 1)), max_size=5)) | {0, len(vectors)})
-    lengths = np.diff(cuts).tolist()
-    groups = json.loads(RUNNER.run(nested_floats_json(vectors, lengths)))
-    assert [len(group) for group in groups] == lengths
-    assert (np.array(list(itertools.chain(*groups)), np.float32) == vectors).all()
 
 
 @st.composite
@@ -147,12 +125,6 @@ def test_whole_numbers_of_a_model_are_kept() -> None:
     vectors = np.array([[3, -0.0, 0, -1, 127, -127, 5, -2]], np.float32)
     assert quantize(vectors, "int8", whole=True).tolist() == vectors.astype(int).tolist()
     assert quantize(vectors, "ubinary", whole=True).tolist() == [[0b10101010]]
-
-
-def test_raw_rows() -> None:
-    vectors = np.arange(12, dtype=np.float32).reshape(3, 4)
-    assert raw_rows(vectors) == vectors.astype("<f4").tobytes()
-    assert raw_rows(vectors[:, :2]) == vectors[:, :2].copy().tobytes()  # a cut is not contiguous
 
 
 def test_other_requests_run_between_pieces() -> None:

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ValidationError
 from embert.server.frontend.routes import TASKS
 from embert.server.http.errors import BadRequest, Invalid, ServerError, describe_name
 from embert.server.protocols.openai import EmbeddingsRequest
-from embert.server.protocols.tei import EmbedAllRequest, EmbedRequest, EmbedSparseRequest
+from embert.server.protocols.tei import EmbedRequest
 from embert.server.protocols.tei_tokens import TokenizeRequest
 from embert.server.request.request_body import RequestBody, parse
 
@@ -94,19 +94,6 @@ def validation_errors(validate: Callable[[bytes], BaseModel], body: bytes) -> in
     except ValidationError as error:
         return error.error_count()
     return 0
-
-
-@pytest.mark.parametrize("value", ["a", ["a"], [1], [[1], [2]], ["a", [1], "b"]])
-def test_forms_of_an_input(value: Any) -> None:
-    body = json.dumps({"inputs": value, "input": value}).encode()
-    for schema in (EmbedRequest, EmbedAllRequest, EmbedSparseRequest):
-        assert parse(schema, body).inputs == value
-    if value == ["a", [1], "b"]:  # which is TEI's
-        with pytest.raises(Invalid) as error:
-            parse(EmbeddingsRequest, body)
-        assert error.value.param == "input"
-    else:
-        assert parse(EmbeddingsRequest, body).input == value
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from embert.engine import Task
 from embert.engine.batch import PackedBatch, TaskOutput, cumulative
 from embert.engine.heads.description import Heads, MultiVector, Role
 from embert.engine.heads.late_interaction import multi_vector_mask
+from embert.engine.models.encoder_config import Adapters
 from embert.engine.tokenization.encoded import TokenizeOptions
 from embert.server.config import ModelConfig
 from embert.server.registry.model_handle import ModelHandle
@@ -196,22 +197,26 @@ def test_token_vectors_of_a_request_are_one_batch_at_most(
     check_refused(late_interaction.post(path, body), 413, ("72", "64"))
 
 
-def test_a_default_prompt_of_the_servers_own_replaces_the_models() -> None:
+@pytest.mark.parametrize(
+    ("adapters", "config", "expected"),
+    [
+        (None, ModelConfig(), [("a: ", -1), ("query: ", -1), ("passage: ", -1)]),
+        (None, ModelConfig(default_prompt="cat "), [("cat ", -1)] * 3),
+        (None, ModelConfig(default_prompt_name="a"), [("a: ", -1)] * 3),
+        (Adapters(("a", "b"), 4, 1.0), ModelConfig(default_prompt_name="b"), [("", 1)] * 2),
+        (Adapters(("a", "b"), 4, 1.0), ModelConfig(default_prompt="c"), [("c", -1)] * 2),
+    ],
+)
+def test_a_default_prompt_of_the_servers_own_replaces_the_models(
+    adapters: Adapters | None, config: ModelConfig, expected: list[tuple[str, int]]
+) -> None:
+    """A prompt with the name of an adapter chooses it. No adapter here is that of queries."""
     roles = MultiVector((), query=Role("query: "), document=Role("passage: "))
     model: Any = SimpleNamespace(
-        model_id="",
-        max_input_length=24,
-        prompts={"a": "a "},
-        default_prompt_name="a",
-        heads=Heads(multi_vector=roles),
-        config=SimpleNamespace(adapters=None),
-    )
+        model_id="", max_input_length=24, prompts={"a": "a: ", "b": ""}, config=SimpleNamespace(adapters=adapters),
+        default_prompt_name=None if adapters else "a", heads=Heads(multi_vector=None if adapters else roles),
+    )  # fmt: skip
     anything: Any = SimpleNamespace(admissions=[None])
-    for config, expected in (
-        (ModelConfig(), ["a ", "query: ", "passage: "]),
-        (ModelConfig(default_prompt="cat "), ["cat "] * 3),
-        (ModelConfig(default_prompt_name="a"), ["a "] * 3),
-    ):
-        handle = ModelHandle(config, model, anything, anything, anything, anything)
-        assert [handle.served.resolve_options(is_query=is_query)[0] for is_query in (None, True, False)] == expected
-        assert handle.served.resolve_options(prompt_name="a", is_query=True)[0] == "a "
+    resolve = ModelHandle(config, model, anything, anything, anything, anything).served.resolve_options
+    assert [resolve(is_query=is_query) for is_query in (None, True, False)[: len(expected)]] == expected
+    assert resolve(prompt_name="a", is_query=True)[0] == resolve("a" if adapters else None, "a")[0] == "a: "
