@@ -125,8 +125,11 @@ def make_shape(folder: Path, tokenizer: Path, shape: str, layers: int) -> Path:
     return folder
 
 
-def of_shape(shape: str, layers: int | None = None) -> Any:
-    """Return a transformers model of one of SHAPES, with this many layers, or as many as it has."""
+def of_shape(shape: str, layers: int | None = None, head: str = "Model", **more: Any) -> Any:
+    """Return a transformers model of one of SHAPES, with this many layers, or as many as it has.
+
+    `head` ends the name of its class, and `more` are fields of its config.
+    """
     import torch
     import transformers
 
@@ -139,7 +142,7 @@ def of_shape(shape: str, layers: int | None = None) -> Any:
     if "layer_types" in fields:
         count = fields.get("num_hidden_layers", config_class().num_hidden_layers)
         fields = fields | {"layer_types": [fields["layer_types"]] * count}
-    model = getattr(transformers, f"{name}Model")(config_class(**fields))
+    model = getattr(transformers, f"{name}{head}")(config_class(**fields, **more))
     for module in model.modules():  # scores that nothing scales are as large as the norm of queries makes them
         if getattr(module, "scaling", None) == 1.0:
             module.q_norm.weight.data.mul_(module.head_dim**-0.5)
