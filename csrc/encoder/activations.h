@@ -1,6 +1,7 @@
 // Device memory for the activations of one forward pass. Batches run one after another and share it.
 #pragma once
 
+#include <array>
 #include <cstdint>
 
 #include "common/memory.h"
@@ -16,9 +17,9 @@ class Activations {
  public:
   Status allocate(const EncoderConfig& model, const Program& program, int max_tokens, bool folds, const Stream& stream);
 
-  int row_capacity() const { return rows_; }
+  int row_capacity() const { return row_capacity_; }
   int sequence_capacity() const { return sequences_; }
-  uint8_t* rows(Buffer buffer) const;
+  uint8_t* rows(Buffer buffer) const { return rows_[int(buffer)]; }
   float2* stats(Buffer buffer) const { return buffer == Buffer::kX ? x_stats_ : sum_stats_; }
   // The memory of the wide activations is free after the last layer. Its halves hold the rows between a head's layers.
   float* head_rows(int half) const { return reinterpret_cast<float*>(shared_) + half * head_floats_; }
@@ -33,15 +34,14 @@ class Activations {
 
  private:
   DeviceBuffer arena_;
-  uint8_t *x_ = nullptr, *sum_ = nullptr, *embedded_ = nullptr;
-  uint8_t* shared_ = nullptr;  // [rows, program.widest], or the heads' maximum
-  uint8_t *context_ = nullptr, *inner_ = nullptr, *gated_ = nullptr, *experts_ = nullptr;  // parts of it
+  std::array<uint8_t*, kBuffers> rows_{};
+  uint8_t* shared_ = nullptr;  // [rows, program.widest], or the heads' maximum: of which most buffers are parts
   int* zeros_ = nullptr;
   float2 *x_stats_ = nullptr, *sum_stats_ = nullptr;
   QuantizedRows quantized_;
   RoutedRows routed_;
   OffsetsOutput offsets_{};
-  int rows_ = 0, sequences_ = 0;
+  int row_capacity_ = 0, sequences_ = 0;
   size_t head_floats_ = 0, multi_bytes_ = 0;  // of a half
 };
 

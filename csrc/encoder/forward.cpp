@@ -189,7 +189,7 @@ Status Replay::attend(const Op& op) {
 
 Status Replay::convolve(const Op& op) {
   const LayerAttention attention = config_.attention_of(op.layer);
-  const Convolution convolution{attention.taps, attention.after, model_.weights.taps(op.layer)};
+  const Convolution convolution{attention.taps, attention.after, model_.weights.layer(op.layer).taps};
   uint8_t* const context = buffers_.rows(op.y);
   rows_of(op.y) = {context};
   EMBERT_TRY(convolve_rows(config_.dtype, buffers_.rows(op.x), buffers_.offsets().positions, convolution, count_,

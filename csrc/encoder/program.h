@@ -18,6 +18,7 @@ struct GemmCaps {
 
 // The last three are of a layer's own input: made of the embeddings, gated, and added.
 enum class Matrix : int { kProjection, kQkv, kAttentionOut, kInner, kOut, kInput, kInputGate, kInputDense };
+constexpr int kMatrices = 8;
 
 // A norm of the model: the op that it follows, or with pre_norm precedes. kAttentionSublayer and kOutSublayer follow
 // attention and the feed-forward layer where others precede them; kInputs and kInputSublayer follow a layer's own input
@@ -33,6 +34,7 @@ enum class NormKind : int {
   kInputs,
   kInputSublayer
 };
+constexpr int kNormKinds = 9;
 struct NormRef {
   NormKind kind = NormKind::kNothing;
   int layer = 0;

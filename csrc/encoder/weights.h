@@ -67,39 +67,30 @@ struct HeadWeights {
   SpladeWeights splade;
 };
 
-// Matrices are of the model's type or int8, vectors are in FP32. With RoPE, the rows of query and key are in the order
-// of weights.h. With gates `inner` has twice as many rows: gate, value, gate, value, …
-struct LayerWeights {
-  uint8_t *qkv_weight, *attention_weight;    // [qkv, hidden]: query, key, value; [hidden, context]
-  uint8_t *inner_weight, *out_weight;        // [inner, hidden], [hidden, inner]
-  float *qkv_bias, *attention_bias;          // [qkv], [hidden]
-  float *inner_bias, *out_bias;              // [inner], [hidden]
-  Norm attention_norm, out_norm;             // [hidden]
-  float *query_norm, *key_norm;              // [head size]: gammas; null: none
-  float *attention_sublayer, *out_sublayer;  // [hidden]: gammas of norms after a part; null: none
-  // Of the layer's own input, of layer_inputs columns; null: none.
-  uint8_t *input_weight, *input_gate_weight, *input_dense_weight;  // [inputs, hidden] twice, [hidden, inputs]
-  float *input_bias, *input_gate_bias, *input_dense_bias;          // [inputs] twice, [hidden]
-  float *input_sublayer, *input_divisors;                          // [hidden]: Weights::load
-  uint8_t *distance_keys, *distance_queries;                       // [distance rows, attention]; null: none
-  float *taps, *taps_bias;                                         // [taps, hidden], [hidden]: of a convolution
-  // In the place of inner and out: [experts, hidden], [experts · inner, hidden], [experts · hidden, inner], [hidden].
-  float* router;
-  uint8_t *experts_inner, *experts_out;
-  float* experts_bias;
-  // With int8 a scale for each row of a matrix, otherwise null; and the LayerNorms of QKV's and FFN in's rows, with
-  // each column divided by its factor, by which the matrices are multiplied (engine/quantization/blocks.py).
-  float *qkv_scale, *attention_scale, *inner_scale, *out_scale;
-  Norm qkv_norm, inner_norm;  // [hidden]
+// The weights of one GEMM. The matrix is of the model's type or int8, vectors are in FP32. With RoPE, the rows of query
+// and key are in the order above. With gates kInner has twice as many rows: gate, value, gate, value, …
+struct MatrixWeights {
+  uint8_t* weight = nullptr;  // [out, in]
+  float* bias = nullptr;      // [out]
+  int out = 0, in = 0;
+  float* scales = nullptr;       // [out]: `weight` is int8
+  const float* exact = nullptr;  // [out, in] in FP32, where it is kept
 };
 
-// The weights of one GEMM.
-struct MatrixWeights {
-  uint8_t* weight = nullptr;    // [out, in]
-  const float* bias = nullptr;  // [out]
-  int out = 0, in = 0;
-  const float* exact = nullptr;   // [out, in] in FP32, where it is kept
-  const float* scales = nullptr;  // [out]: `weight` is int8
+struct LayerWeights {
+  std::array<MatrixWeights, kMatrices> matrices;                  // those that a layer has, by Matrix
+  std::array<Norm, kNormKinds> norms;                             // likewise, by NormKind; an RMSNorm may have no beta
+  float *query_norm = nullptr, *key_norm = nullptr;               // [head size]: gammas; null: none
+  float* input_divisors = nullptr;                                // [hidden]: Weights::load
+  uint8_t *distance_keys = nullptr, *distance_queries = nullptr;  // [distance rows, attention]; null: none
+  Taps taps;                                                      // [taps, hidden], [hidden]: of a convolution
+  // In the place of inner and out: [experts, hidden], [experts · inner, hidden], [experts · hidden, inner], [hidden].
+  float* router = nullptr;
+  uint8_t *experts_inner = nullptr, *experts_out = nullptr;
+  float* experts_bias = nullptr;
+  // With int8 the LayerNorms of QKV's and FFN in's rows, with each column divided by its factor, by which the matrices
+  // are multiplied (engine/quantization/blocks.py).
+  Norm qkv_norm, inner_norm;  // [hidden]
 };
 
 // For messages.
@@ -167,7 +158,6 @@ class Weights {
   HeadNorms head_norms(int layer_index) const {
     return {layer(layer_index).query_norm, layer(layer_index).key_norm, model_.heads, model_.epsilon};
   }
-  Taps taps(int layer_index) const { return {layer(layer_index).taps, layer(layer_index).taps_bias}; }
   const LayerWeights& layer(int i) const { return layers_[model_.stored(i)]; }
   MatrixWeights matrix(Matrix kind, int layer) const;
   Norm norm(const NormRef& name) const;
@@ -187,7 +177,9 @@ class Weights {
  private:
   // Divides memory among all tensors, and names them. Without a base it only computes the size.
   void lay_out(uint8_t* base, size_t& bytes);
-  void lay_out_heads(Arena& arena);
+  class Layout;
+  void lay_out_layer(Layout& layout, int i);
+  void lay_out_heads(Layout& layout);
   Status load_relative(const float* host, const Stream& stream);
   Status load_distances(const float* host, const Stream& stream);
   Status load_into(const WeightView& view, const std::string& name, int layer, const void* host, DType stored,
@@ -212,13 +204,11 @@ class Weights {
   EmbeddingTables tables_;
   std::vector<LayerWeights> layers_;
   HeadWeights heads_;
-  uint8_t* projection_weight_ = nullptr;  // [hidden, embedding]
-  float* projection_bias_ = nullptr;      // [hidden]
-  const float* inputs_norm_ = nullptr;    // [layer_inputs]
-  Norm last_norm_;                        // of pre-norm models
-  std::vector<float2*> angles_;           // of each table: [positions, rotary_dim / 2]
-  float* relative_ = nullptr;             // as in ops/attention_work.h
-  int16_t* distances_ = nullptr;          // as in DisentangledScores
+  MatrixWeights projection_;            // [hidden, embedding]
+  std::array<Norm, kNormKinds> norms_;  // of the model, by NormKind
+  std::vector<float2*> angles_;         // of each table: [positions, rotary_dim / 2]
+  float* relative_ = nullptr;           // as in ops/attention_work.h
+  int16_t* distances_ = nullptr;        // as in DisentangledScores
   std::map<std::pair<int, std::string>, WeightView> tensors_;
   std::set<std::pair<int, std::string>> loaded_;
   int widest_qkv_ = 0;  // of all layers
