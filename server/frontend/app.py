@@ -8,7 +8,6 @@ from types import MethodType
 from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI, Request, Response
-from fastapi.exceptions import RequestValidationError
 from fastapi.openapi.docs import get_swagger_ui_html
 from fastapi.responses import HTMLResponse
 from fastapi.routing import APIRoute
@@ -39,7 +38,7 @@ from embert.server.frontend.routes import (
 )
 from embert.server.frontend.serve import RequestObserver, RequestServer, TaskEndpoint
 from embert.server.http.auth import Keys
-from embert.server.http.errors import ErrorFormats, Invalid, NotFound, ServerError, describe_name
+from embert.server.http.errors import ErrorFormats, NotFound, ServerError, describe_name
 from embert.server.http.response import error_body
 from embert.server.observability.access_log import AccessLog
 from embert.server.registry.model_handle import ModelHandle
@@ -188,12 +187,8 @@ def _add_errors(
             headers["Allow"] = "GET, POST"  # two routes, of which Starlette names the first
         return respond(request, refusal, headers)
 
-    async def on_validation_error(request: Request, error: Exception) -> Response:  # noqa: ARG001 - its signature
-        return respond(request, Invalid("a parameter of this request is not valid"))
-
     app.add_exception_handler(ServerError, on_server_error)
     app.add_exception_handler(HTTPException, on_http_exception)
-    app.add_exception_handler(RequestValidationError, on_validation_error)
 
 
 def _no_route(path: str, registry: ModelRegistry, by_model: Mapping[str, ModelPath]) -> ServerError:

@@ -146,7 +146,9 @@ async def _serve(
         served = with_tls(protocol, certificates.current, connections)
     counts = ConnectionCounts(counters.connections, counters.http_alive, start.http_index)
     listening = [socket.socket(fileno=fd) for fd in start.socket_fds]
-    servers = [_Server(_uvicorn_config(app, served), partial(Acceptor, listening, connections, counts))]
+    servers = [_Server(_uvicorn_config(app, served))]
+    options = {"config": servers[0].config, "server_state": servers[0].server_state, "app_state": {}}
+    servers[0].acceptor = Acceptor(listening, connections, counts, partial(served, **options))
     jobs = [servers[0].serve([])]
     if start.metrics_fd is not None:
         servers.append(_Server(_uvicorn_config(partial(_send_metrics, registry.scrapes), bounded_protocol(*bounds))))
@@ -183,25 +185,15 @@ async def _serve(
 
 
 class _Server(uvicorn.Server):
-    """uvicorn without its signal handlers: on SIGTERM it would close its socket before clients see `draining`.
+    """uvicorn without its signal handlers: on SIGTERM it would close its socket before clients see `draining`."""
 
-    `make_acceptor` returns what accepts connections in addition to the sockets of `serve`.
-    """
-
-    def __init__(
-        self, config: uvicorn.Config, make_acceptor: Callable[[Callable[[], asyncio.Protocol]], Acceptor] | None = None
-    ) -> None:
-        super().__init__(config)
-        self._make_acceptor = make_acceptor
+    acceptor: Acceptor | None = None  # accepts connections in addition to the sockets of `serve`
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
-        if self._make_acceptor is not None:
-            make_protocol: Callable[..., asyncio.Protocol] = self.config.http_protocol_class
-            options = {"config": self.config, "server_state": self.server_state, "app_state": {}}
-            acceptor = self._make_acceptor(partial(make_protocol, **options))
-            acceptor.start()
-            self.servers.append(acceptor)  # type: ignore[arg-type]  # it is only closed
+        if self.acceptor is not None:
+            self.acceptor.start()
+            self.servers.append(self.acceptor)  # type: ignore[arg-type]  # it is only closed
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
