@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from embert.engine import Engine
-from embert.server.cli.main import main
 from tests.oracles.pipelines import LABELS, NLI, random_texts, write
+from tests.server.cli import command
 
 TEXTS = [text.replace("\t", " ") for text in random_texts(12)]
 
@@ -26,11 +26,8 @@ def tagger(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, list[Any], str]:
-    """`embert` in this process: exit status, lines of stdout, stderr."""
-    with pytest.raises(SystemExit) as ended:
-        main((*arguments, "--device", "cpu", "-q"))
-    out, err = capsys.readouterr()
-    return int(ended.value.code or 0), [json.loads(line) for line in out.splitlines()], err
+    status, out, err = command.run(capsys, *arguments, "--device", "cpu", "-q")
+    return status, [json.loads(line) for line in out.splitlines()], err
 
 
 def test_labels_of_lines_and_of_tables(capsys: pytest.CaptureFixture[str], nli: str, tmp_path: Path) -> None:

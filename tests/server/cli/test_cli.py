@@ -113,14 +113,6 @@ def test_embed_errors(
     assert "Traceback" not in err
 
 
-def test_embed_a_file_that_is_not_text(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    source = tmp_path / "texts"
-    source.write_bytes(b"fine\nab\xff\xfe\n")
-    status, _, err = run(capsys, "embed", "-q", "-f", str(source), *STAND_IN)
-    assert status == 1
-    assert err == f"embert: error: {source} line 2 is not UTF-8: byte 0xff at position 3\n"
-
-
 def test_embed_reads_standard_input_as_utf8_whatever_the_locale() -> None:
     for written, status in (("Ünïcode 👩‍🚀\n".encode(), 0), (b"fine\n\xff\n", 1)):
         ended = subprocess.run(
@@ -155,22 +147,6 @@ def into(texts: Path, target: Path, *options: str) -> tuple[int, str]:
     """Exit status and stderr of a run."""
     ended = embedded("--dimensions", "8", "-f", texts, "-o", target, *options)
     return ended.returncode, ended.stderr
-
-
-def test_embed_that_fails_keeps_what_is_complete_and_the_output_as_it_was(texts: Path, tmp_path: Path) -> None:
-    target, whole = tmp_path / "vectors.npy", tmp_path / "whole.npy"
-    into(texts, whole)
-    good = texts.read_bytes()
-    texts.write_bytes(good.replace(b"text 300\n", b"text \xff\n"))
-    target.write_bytes(b"of an earlier run")
-    status, err = into(texts, target, "--overwrite")
-    assert status == 1
-    assert f"{BLOCK} texts are complete; --resume goes on after them" in err
-    assert f"{texts} line 301 is not UTF-8: byte 0xff at position 6" in err
-    assert target.read_bytes() == b"of an earlier run"
-    texts.write_bytes(good)
-    assert into(texts, target, "--resume") == (0, "")
-    assert target.read_bytes() == whole.read_bytes()
 
 
 def test_embed_resumes_only_what_it_would_have_made_itself(texts: Path, tmp_path: Path) -> None:
@@ -280,18 +256,7 @@ def test_info_of_a_tokenizer_that_cannot_be_read(capsys: pytest.CaptureFixture[s
     assert f"{folder / 'tokenizer.json'} is not a tokenizer that can be read" in err
 
 
-def test_info_of_no_model(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    status, out, err = run(capsys, "info", str(tmp_path))
-    assert (status, out) == (1, "")
-    assert str(tmp_path) in err
-    assert err.startswith("embert: error: ")
-
-
 # --- the rest ---
-
-
-def test_version(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(capsys, "--version") == (0, f"embert {__version__}\n", "")
 
 
 def test_the_package_is_the_command() -> None:
@@ -329,13 +294,6 @@ def test_standard_output_on_a_full_disk(command: tuple[str, ...]) -> None:
 
 
 # --- options, environment, defaults ---
-
-
-def test_defaults() -> None:
-    assert parse_serve([], {}) == ServeConfig()
-    config = ServeConfig()
-    assert (config.host, config.port, config.model) == ("0.0.0.0", 8080, ())
-    assert config.tokenization_threads == 2
 
 
 def test_typed_wins_over_environment_wins_over_default() -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from embert.engine import Engine
-from embert.server.cli.main import main
+from tests.server.cli import command
 from tests.server.models import late_interaction, three_heads
 
 TEXTS = ["a cat", "", "def build(folder):"]
@@ -21,11 +21,7 @@ def m3(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
-    """`embert embed` in this process: exit status, stdout, stderr."""
-    with pytest.raises(SystemExit) as ended:
-        main(("embed", "--quiet", "--device", "cpu", *arguments))
-    out, err = capsys.readouterr()
-    return int(ended.value.code or 0), out, err
+    return command.run(capsys, "embed", "--quiet", "--device", "cpu", *arguments)
 
 
 def test_a_line_for_each_text(capsys: pytest.CaptureFixture[str], m3: str, tmp_path: Path) -> None:

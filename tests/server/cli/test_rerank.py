@@ -47,17 +47,6 @@ def test_texts_come_from_standard_input(
     assert (status, len(out.splitlines())) == (0, 2)
 
 
-def test_texts_of_tables(capsys: pytest.CaptureFixture[str], reranker: str, tmp_path: Path) -> None:
-    (tmp_path / "rows.csv").write_text('id,body\n1,"a cat, two"\n2,"a tax\nform"\n')
-    (tmp_path / "rows.jsonl").write_text('{"body": "a cat, two"}\n{"body": "a tax\\nform"}\n')
-    common = ("rerank", reranker, "--query", "who", "--device", "cpu", "-q", "--return-text", "--column", "body")
-    for name in ("rows.csv", "rows.jsonl"):
-        status, out, _ = run(capsys, *common, "--file", str(tmp_path / name))
-        assert status == 0
-        lines = {line["index"]: line["text"] for line in map(json.loads, out.splitlines())}
-        assert lines == {0: "a cat, two", 1: "a tax\nform"}
-
-
 def test_instructions(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     ranks, embeds = map(str, instructed_models(tmp_path))
     (tmp_path / "lines").write_text("cat\n")

@@ -19,8 +19,7 @@ import pytest
 from embert.engine import Task
 from embert.server.cli.main import _parser
 from embert.server.config import ServeConfig, environment_name, option_name
-from embert.server.frontend.routes import METRIC_ROUTES, OPERATIONS, ROUTES, TASKS, TaskRoute, keyless_paths
-from embert.server.http import errors
+from embert.server.frontend.routes import METRIC_ROUTES, ROUTES, TASKS, TaskRoute
 from embert.server.request.request_body import RequestBody
 from tests.server.live import ROOT, Live
 
@@ -87,15 +86,6 @@ def test_every_route_is_documented_and_no_other(http: httpx.Client) -> None:
     assert set(re.findall(r"`(GET|POST) (/[^`\s]*)`", API)) == served
     assert served == {(route.method, path) for route in ROUTES for path in route.paths}
     assert {path for _, path in served} | {"other"} == set(METRIC_ROUTES)
-
-
-def test_every_group_of_keyless_routes_can_be_chosen() -> None:
-    (option,) = (each for each in dataclasses.fields(ServeConfig) if each.name == "keyless")
-    assert {each.keyless for each in OPERATIONS} - {None} | {"none"} == set(option.metadata["choices"])
-    assert keyless_paths(["none"]) == set()
-    probes = {"/health", "/ping", "/livez", "/readyz"}
-    assert keyless_paths(["probes"]) == probes
-    assert keyless_paths(["probes"], ["a", "b/c"]) == probes | {"/readyz/a", "/readyz/b/c"}
 
 
 def server_for(request: pytest.FixtureRequest, path: str, command: str = "") -> Live:
@@ -190,20 +180,6 @@ def test_headers_are_documented(http: httpx.Client) -> None:
     sent = {name for response in responses for name in response.headers} - {"date", "content-type", "content-length"}
     documented = set(re.findall(r"^\| `([a-z-]+)` \| [^|]+ \|$", API.partition("## Headers")[2], re.MULTILINE))
     assert sent == documented
-
-
-def test_errors_are_documented() -> None:
-    table = API.partition("## Errors")[2].partition("## Keys")[0]
-    rows = [
-        [cell.strip(" `") for cell in row.split("|")[1:-1]] for row in re.findall(r"^\| [45].+", table, re.MULTILINE)
-    ]
-    for kind in errors.ServerError.__subclasses__():
-        error = kind("")
-        tei, openai = error.tei_type, (error.openai_type, error.openai_code or "–")  # noqa: RUF001 - the table's dash
-        assert any(
-            str(error.status) in row[0] and row[2] in ("–", tei) and tuple(row[3:]) == openai  # noqa: RUF001
-            for row in rows
-        ), kind
 
 
 # --- /docs without internet ---

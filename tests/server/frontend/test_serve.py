@@ -113,11 +113,17 @@ def both(make: Any, **options: Any) -> tuple[int, dict[str, float], list[tuple[i
 
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize(("error", "status", "reason"), RAISED, ids=lambda each: type(each).__name__)
-def test_what_a_handler_raises(error: Exception, status: int, reason: str | None, path: str) -> None:
+def test_what_a_handler_raises(
+    error: Exception, status: int, reason: str | None, path: str, caplog: pytest.LogCaptureFixture
+) -> None:
     if isinstance(error, errors.TaskMissing) and path == "/embed":
         status = 424
     seen, rejected, log = both(partial(Fault, error), path=path, key=KEY, body=b"{}")
     assert (seen, rejected, log[0][2]) == (status, {reason: 1} if reason else {}, "a")
+    if isinstance(error, RuntimeError):  # without its message, which may quote a text
+        assert "failed: RuntimeError" in caplog.text
+        assert "test_serve.py" in caplog.text
+        assert "a bug" not in caplog.text
 
 
 UNREACHED = AssertionError("the handler is not reached")

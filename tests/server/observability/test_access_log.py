@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from embert.server.config import ServeConfig, read_api_keys
 from embert.server.observability.access_log import AccessLog
 from embert.server.observability.request_record import RequestRecord
 from embert.server.protocols.request_context import LatencyBreakdown
@@ -162,16 +161,3 @@ def test_peers(client: tuple[str, int] | None, peer: str) -> None:
     lines: list[bytes] = []
     AccessLog("json", "http-0", lines.append).note(RequestRecord("/livez", b"x"), 0.001, client)
     assert json.loads(lines[0])["peer"] == peer
-
-
-def test_a_name_is_of_the_next_key_alone(tmp_path: Path) -> None:
-    file = tmp_path / "keys"
-    file.write_text("#name:a\n# name: b.c-d_1\nfirst\nsecond\n  #  name:  third  \n\nname: x\n")
-    keys = read_api_keys(ServeConfig(api_key=("zeroth",), api_key_file=str(file)))
-    assert [(each.name, each.key) for each in keys] == [
-        ("option-1", "zeroth"),
-        ("b.c-d_1", "first"),
-        ("file-2", "second"),
-        ("third", "name: x"),
-    ]
-    assert "first" not in repr(keys)

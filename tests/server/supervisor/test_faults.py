@@ -111,17 +111,6 @@ def test_work_goes_to_the_engine_with_less_of_it(pair: Live) -> None:
     until(lambda: fewest() >= 3, what="batches of both engines in the metrics, which follow the responses")
 
 
-def test_one_of_them_may_die(pair: Live) -> None:
-    with ThreadPoolExecutor(8) as pool:
-        asked = [pool.submit(right, pair, [101, 1000 + number, 102]) for number in range(100)]
-        until(lambda: sum(future.done() for future in asked) > 20, what="the first responses")
-        os.kill(pair.engine_pids[0], signal.SIGKILL)
-        # The other one ran its requests.
-        assert all(future.result() for future in asked)
-    assert pair.get("/readyz").status_code == 200
-    until(lambda: [pair.metrics()[f'embert_engine_up{{engine="{i}"}}'] for i in range(2)] == [1, 1])
-
-
 def test_an_http_process_that_starts_again_has_the_budget_of_all_engines(pair: Live) -> None:
     (pid,) = pair.http_pids
     os.kill(pid, signal.SIGKILL)
@@ -149,20 +138,6 @@ def test_a_request_that_kills_engines_fails_none_of_its_neighbors(pair: Live, po
         thread.join(PATIENCE_S * 2)
     assert [response.status_code for response in killed] == [424]
     assert Counter(response.status_code for response in responses) == {200: 14}
-
-
-def test_a_killed_http_process_comes_back(healing: Live) -> None:
-    server = healing
-    engine = server.engine_pids
-    with Crowd(server) as crowd:
-        crowd.wait_for(50)
-        (pid,) = server.http_pids
-        os.kill(pid, signal.SIGKILL)
-        until(lambda: server.http_pids not in ([], [pid]), what="a new HTTP process")
-        crowd.wait_for(50)
-    assert not any(status.isdigit() and status not in ("200", "503") for status in crowd.responses), crowd.responses
-    assert server.engine_pids == engine  # nobody else was disturbed
-    until(lambda: server.metrics()["embert_requests_in_flight"] == 1, what="the dead process's share forgotten")
 
 
 def test_restarts_keep_the_totals(healing: Live) -> None:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import http.client
 import os
 import re
-import resource
 import signal
 import time
 from collections.abc import Iterator
@@ -205,24 +203,6 @@ def test_want_of_memory_fails_the_request_and_not_the_engine(plain: Live) -> Non
         assert blocking.result()
         assert all(other.result() for other in others)
     assert server.engine_pids == pids
-
-
-def test_memory_that_is_really_not_there() -> None:
-    """The real encoder under a limit of the operating system, which is lifted again."""
-    texts = ["word " * 250] * 4
-    with live("--device", "cpu", "--max-batch-tokens", "1024", clean_log=False) as server:
-        good = server.post("/embed", {"inputs": texts}).json()
-        (pid,) = server.engine_pids
-        _, hard = resource.prlimit(pid, resource.RLIMIT_AS)
-        used = psutil.Process(pid).memory_info().vms
-        resource.prlimit(pid, resource.RLIMIT_AS, (used, hard))
-        statuses = {server.post("/embed", {"inputs": texts}).status_code for _ in range(2)}
-        assert statuses <= {200, 424, 503}
-        with contextlib.suppress(ProcessLookupError):  # a new process has no limit
-            resource.prlimit(pid, resource.RLIMIT_AS, (hard, hard))
-        server.wait_ready()
-        until(lambda: server.post("/embed", {"inputs": texts}).status_code == 200, what="a response")
-        np.testing.assert_allclose(server.post("/embed", {"inputs": texts}).json(), good, atol=1e-5)
 
 
 def test_every_process_dumps_its_stacks_and_goes_on(plain: Live) -> None:

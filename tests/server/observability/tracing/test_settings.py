@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from embert.server.observability.tracing import settings
 from embert.server.observability.tracing.settings import TracingUnavailable, shown, traces_url
-from tests.server.live import STAND_IN, live, run_cli
+from tests.server.live import STAND_IN, live
 from tests.server.observability.tracing.traced import AT_ONCE, OtlpReceiver, new_trace, received
 
 ANY, TRACES = "OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"
@@ -61,22 +59,6 @@ def test_no_password_is_shown() -> None:
 
 
 # --- the command line ---
-
-
-def without_the_extra(folder: Path) -> dict[str, str]:
-    """An environment in which OpenTelemetry's exporter cannot be found, nor its API."""
-    package = folder / "opentelemetry"
-    package.mkdir()
-    (package / "__init__.py").write_text("")
-    return {"PYTHONPATH": f"{folder}"}
-
-
-def test_without_the_extra_the_option_is_refused_in_one_sentence(tmp_path: Path) -> None:
-    ran = run_cli("serve", "--port", "0", "--otlp-endpoint", "http://a:4318", env=without_the_extra(tmp_path))
-    assert ran.returncode == 2
-    assert ran.stderr == (
-        "embert: error: --otlp-endpoint http://a:4318 needs OpenTelemetry's exporter: pip install 'embert[otel]'\n"
-    )
 
 
 def test_without_the_extra_a_variable_for_all_programs_costs_a_line(monkeypatch: pytest.MonkeyPatch) -> None:

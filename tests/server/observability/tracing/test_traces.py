@@ -12,7 +12,7 @@ from functools import partial
 import httpx
 import pytest
 
-from tests.server.connections import connect, head, one_to_each
+from tests.server.connections import connect, head
 from tests.server.live import PATIENT, Live, until
 from tests.server.observability.tracing.traced import (
     CALLER,
@@ -100,16 +100,6 @@ def test_a_request_is_a_tree_of_spans(pair: Pair) -> None:
     }
     assert (batch.started, batch.ended) == (inference.started, inference.ended)
     assert not any(MARKER.encode() in body for body in receiver.bodies)
-
-
-@pytest.mark.parametrize("state", ["no member", "ü=1"])
-def test_a_malformed_tracestate_is_left_out(pair: Pair, state: str) -> None:
-    server, receiver = pair
-    trace = new_trace()
-    headers = [*trace.headers.items(), ("tracestate", state.encode())]
-    with server.client() as client:
-        assert client.post("/embed", json={"inputs": GOOD}, headers=httpx.Headers(headers)).status_code == 200  # type: ignore[arg-type]
-    assert {span.state for span in received(receiver, trace, (EMBED, *STAGES))} == {""}
 
 
 def test_requests_of_one_batch_are_linked_from_its_span(pair: Pair) -> None:
@@ -244,20 +234,6 @@ def test_a_vertex_request_is_one_tree(pair: Pair) -> None:
     assert root.attributes["embert.texts"] == 3
     assert root.attributes["embert.priority"] == "bulk"
     assert {span.parent_id for span in spans if span is not root} == {root.span_id}
-
-
-def test_several_http_processes(pair: Pair) -> None:
-    server, receiver = pair
-    with one_to_each(server) as connections:
-        traces = [new_trace() for _ in connections]
-        for connection, trace in zip(connections.values(), traces, strict=True):
-            headers = {"content-type": "application/json", **trace.headers}
-            connection.request("POST", "/embed", f'{{"inputs": {GOOD}}}', headers)
-            answer = connection.getresponse()
-            answer.read()
-            assert answer.status == 200
-        roots = [by_name(received(receiver, trace, (EMBED, *STAGES)), EMBED) for trace in traces]
-        assert {root.attributes["embert.process"] for root in roots} == {"http-0", "http-1"}
 
 
 def test_an_engine_that_is_killed_in_between(pair: Pair) -> None:
