@@ -167,8 +167,8 @@ struct DistanceProducts {
       const int left = count - key;
       const Ints rows = load_ints(row_of + key, left);
       Floats score = load(scores + key, left);
-      if (keys) score += gather(of_query, add(rows, broadcast_int(-first)), left);
-      if (of_keys) score += gather(of_keys, add(rows, load_ints(base + key, left)), left);
+      if (keys) score += gather(of_query, rows - first, left);
+      if (of_keys) score += gather(of_keys, rows + load_ints(base + key, left), left);
       store(scores + key, score, left);
     }
   }

@@ -10,11 +10,6 @@
 
 namespace embert::cpu::EMBERT_ISA {
 
-using Floats = float32x4_t;
-using Ints = int32x4_t;
-
-constexpr int kLanes = 4;
-
 // 6 rows of 4 registers are 24 sums. With 4 registers of b and one of a, 29 of the 32 are in use. A step reads 4 · 16
 // and 6 · 4 bytes for 24 products, which take 12 cycles where two start in each (Neoverse N1), and 6 where four do.
 constexpr int kTileRows = 6;
@@ -25,29 +20,11 @@ inline uint32x4_t first_lanes(int count) {
   return vcltq_s32(vld1q_s32(kNumbers), vdupq_n_s32(count));
 }
 
-inline Floats zero() {
-  return vdupq_n_f32(0.0f);
-}
-inline Floats broadcast(float x) {
-  return vdupq_n_f32(x);
-}
-inline Floats load(const float* from) {
-  return vld1q_f32(from);
-}
 inline Floats load(const float* from, int count) {
   if (count >= kLanes) return load(from);
   float lanes[kLanes] = {};
   for (int lane = 0; lane < count; ++lane) lanes[lane] = from[lane];
   return load(lanes);
-}
-inline void store(float* to, Floats x) {
-  vst1q_f32(to, x);
-}
-inline void store(float* to, Floats x, int count) {
-  if (count >= kLanes) return store(to, x);
-  float lanes[kLanes];
-  store(lanes, x);
-  for (int lane = 0; lane < count; ++lane) to[lane] = lanes[lane];
 }
 
 inline Floats fma(Floats a, Floats b, Floats c) {
@@ -57,15 +34,8 @@ inline Floats fma(Floats a, Floats b, Floats c) {
 inline Floats maximum(Floats a, Floats b) {
   return vbslq_f32(vcgtq_f32(a, b), a, b);
 }
-inline Floats absolute(Floats x) {
-  return vabsq_f32(x);
-}
 inline Floats round(Floats x) {
   return vrndnq_f32(x);
-}
-inline Floats times_power_of_two(Floats x, Floats n) {
-  const Ints exponents = vshlq_n_s32(vaddq_s32(vcvtnq_s32_f32(n), vdupq_n_s32(127)), 23);
-  return vmulq_f32(x, vreinterpretq_f32_s32(exponents));
 }
 inline float sum(Floats x) {
   return vaddvq_f32(x);
@@ -77,60 +47,21 @@ inline bool any_nan(Floats a, Floats b) {
   return vminvq_u32(vandq_u32(vceqq_f32(a, a), vceqq_f32(b, b))) == 0;
 }
 
-inline Floats where_less(Floats a, Floats b, Floats then, Floats otherwise) {
-  return vbslq_f32(vcltq_f32(a, b), then, otherwise);
-}
-inline Floats where_first(int count, Floats then, Floats otherwise) {
-  return vbslq_f32(first_lanes(count), then, otherwise);
-}
-
 inline Ints load_ints(const std::int32_t* from, int count) {
   if (count >= kLanes) return vld1q_s32(from);
   std::int32_t lanes[kLanes] = {};
   for (int lane = 0; lane < count; ++lane) lanes[lane] = from[lane];
   return vld1q_s32(lanes);
 }
-inline Ints broadcast_int(std::int32_t x) {
-  return vdupq_n_s32(x);
-}
-inline Ints add(Ints a, Ints b) {
-  return vaddq_s32(a, b);
-}
 inline Floats gather(const float* from, Ints indices, int count) {
   std::int32_t index[kLanes];
-  vst1q_s32(index, indices);
+  vst1q_s32(index, int32x4_t(indices));
   float lanes[kLanes] = {};
   for (int lane = 0; lane < kLanes && lane < count; ++lane) lanes[lane] = from[index[lane]];
   return load(lanes);
 }
 
-inline void transpose_tile(const float* from, std::ptrdiff_t stride, int valid_rows, float* to,
-                           std::ptrdiff_t to_stride) {
-  float64x2_t rows[kLanes];
-  for (int i = 0; i < kLanes; i += 2) {
-    const Floats a = i < valid_rows ? load(from + i * stride) : zero();
-    const Floats b = i + 1 < valid_rows ? load(from + (i + 1) * stride) : zero();
-    rows[i] = vreinterpretq_f64_f32(vtrn1q_f32(a, b));
-    rows[i + 1] = vreinterpretq_f64_f32(vtrn2q_f32(a, b));
-  }
-  for (int j = 0; j < 2; ++j) {
-    store(to + j * to_stride, vreinterpretq_f32_f64(vtrn1q_f64(rows[j], rows[j + 2])));
-    store(to + (j + 2) * to_stride, vreinterpretq_f32_f64(vtrn2q_f64(rows[j], rows[j + 2])));
-  }
-}
-
 // --- int8 ---
-
-// The lane at distance `kStride` of each lane: a power of two below kLanes.
-template <int kStride>
-inline Floats exchange(Floats x) {
-  if constexpr (kStride == 1) return vrev64q_f32(x);
-  if constexpr (kStride == 2) return vextq_f32(x, x, 2);
-}
-
-inline Floats as_floats(Ints x) {
-  return vcvtq_f32_s32(x);
-}
 
 constexpr int kInputZero = 0;
 
@@ -145,10 +76,6 @@ inline void store_inputs(Input* to, Floats x) {
   std::memcpy(to, &bytes, kLanes);
 }
 
-inline Ints load_weights(const Weight* from) {
-  return vreinterpretq_s32_s8(vld1q_s8(from));
-}
-
 // sum + a · b of four adjacent columns each.
 inline Ints add_dot(Ints sum, Ints a, Ints b) {
   return vdotq_s32(sum, vreinterpretq_s8_s32(a), vreinterpretq_s8_s32(b));
@@ -161,10 +88,6 @@ using Weight = std::int16_t;
 
 inline void store_inputs(Input* to, Floats x) {
   vst1_s16(to, vqmovn_s32(vcvtnq_s32_f32(x)));
-}
-
-inline Ints load_weights(const Weight* from) {
-  return vreinterpretq_s32_s16(vld1q_s16(from));
 }
 
 // sum + a · b of two adjacent columns each.

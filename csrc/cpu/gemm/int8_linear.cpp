@@ -96,7 +96,7 @@ inline void multiply(const Input* a, std::ptrdiff_t a_stride, const Weight* b, i
     for (int row = 0; row < kRows; ++row) {
       std::int32_t packed;
       std::memcpy(&packed, a + row * a_stride + k, sizeof packed);
-      const Ints a_value = broadcast_int(packed);
+      const Ints a_value = packed + Ints{};
       for (int v = 0; v < kTileVectors; ++v) sums[row][v] = add_dot(sums[row][v], a_value, b_values[v]);
     }
   }
