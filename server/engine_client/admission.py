@@ -64,7 +64,6 @@ class Admission:
 
     @property
     def ready(self) -> bool:
-        """True if the model is ready on any engine."""
         for engine in self._engines.values():  # noqa: SIM110 - for every request; a generator takes three times as long
             if self._model in engine.running:
                 return True

@@ -49,7 +49,6 @@ class EngineConnection:
 
     @property
     def ready(self) -> bool:
-        """True if the supervisor reports the engine as ready."""
         return self.state.state == "ready"
 
     def update(self, state: EngineState) -> None:

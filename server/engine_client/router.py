@@ -143,7 +143,6 @@ class Router:
 
     @property
     def pending(self) -> int:
-        """Number of requests without a result."""
         return len(self._pending)
 
     def connected(self, model: int) -> bool:
@@ -152,11 +151,9 @@ class Router:
 
     @property
     def draining(self) -> bool:
-        """True while the server shuts down."""
         return any(admission.draining for admission in self.admissions)
 
     def drain(self) -> None:
-        """Refuse new requests."""
         for admission in self.admissions:
             admission.draining = True
 
@@ -437,7 +434,6 @@ class Router:
         self._fail(pending, self.admissions[pending.message.model].too_late(pending.options))
 
     async def _watch(self, pending: PendingRequest, receive: Callable[[], Awaitable[Any]]) -> None:
-        """Cancel the request when its client leaves."""
         while (await receive())["type"] != "http.disconnect":
             pass
         if not pending.future.done():

@@ -116,7 +116,6 @@ def _with_options(batch: PackedBatch, slices: list[Slice], *, typed: bool) -> Pa
 
 
 def batch_of(model: Any, slices: list[Slice]) -> Batch:
-    """Returns a batch of these slices."""
     tokens, texts = sum(piece.tokens for piece in slices), sum(piece.stop - piece.start for piece in slices)
     counted = sum(
         piece.request.shared + piece.request.counted[piece.stop] - piece.request.counted[piece.start]
@@ -156,12 +155,10 @@ class InFlightBatch:
 
     @property
     def lets_others_follow(self) -> bool:
-        """True if a batch may be submitted behind it."""
         return self.model.submits_ahead and not runs_isolated(self.batch)
 
     @property
     def expected_s(self) -> float:
-        """Expected device time in seconds."""
         return self.model.throughput.expected_s(self.batch.counted)
 
 

@@ -96,12 +96,10 @@ class Request:
 
     @property
     def waiting_texts(self) -> int:
-        """Texts not yet in a batch."""
         return self.texts - self.taken
 
     @property
     def waiting_tokens(self) -> int:
-        """Tokens not yet in a batch."""
         return self.tokens - self.counted[self.taken] if self.taken < self.texts else 0
 
     @property
@@ -124,7 +122,6 @@ class Request:
         return self.offsets[stop] - self.offsets[start] - self.prefix * (stop - start - 1)
 
     def piece(self, start: int, stop: int) -> Slice:
-        """The texts `start` … `stop - 1`."""
         return Slice(self, start, stop, self.tokens_of(start, stop))
 
 
@@ -227,12 +224,10 @@ class ModelQueue:
 
     @property
     def tokens(self) -> int:
-        """Tokens that wait."""
         return self.lanes[False].tokens + self.lanes[True].tokens
 
     @property
     def texts(self) -> int:
-        """Texts that wait."""
         return self.lanes[False].texts + self.lanes[True].texts
 
     @property
@@ -274,7 +269,6 @@ class BatchBuilder:
         self.waited = 0  # tokens that do not wait any more; the rest of a request waits with its prefix
 
     def slices(self) -> list[Slice]:
-        """The slices taken so far."""
         return self._small + [request.piece(first, request.taken) for request, first in self._starts.items()]
 
     def fill(self, lane: Lane, tokens: int) -> None:

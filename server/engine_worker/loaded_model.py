@@ -57,7 +57,6 @@ class LoadedModel:
 
     @property
     def limits(self) -> BatchLimits:
-        """Limits for the batches of this model."""
         encoder = self.encoder
         return BatchLimits(self.throughput, encoder.batch_tokens, encoder.max_batch_tokens, self._counts)
 
@@ -95,7 +94,6 @@ class LoadedModel:
         self.throughput.calibrate(probe_s, max(0.0, self.full_batch_s - probe_s) / full.tokens)
 
     def run(self, batch: PackedBatch) -> None:
-        """Run a batch that has no requests."""
         self.encoder.wait(self.encoder.submit(batch))
 
     def info(self, load_s: float) -> ModelInfo:

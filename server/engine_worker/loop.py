@@ -361,7 +361,6 @@ class Health:
         self._busy_due = 0.0  # next update of engine_busy_ratio
 
     def succeeded(self) -> None:
-        """Count a forward that has worked."""
         self.last_success = time.monotonic()
         self._metrics.last_success = time.time()
 

@@ -128,13 +128,11 @@ class Scheduler:
         return self._drop(*waiting) if waiting is not None else 0
 
     def waiting(self) -> list[Request]:
-        """The requests with texts still waiting."""
         lanes = [lane for queue in self._models.values() for lane in queue.lanes]
         small = [piece.request for lane in lanes for piece in lane.small.values()]
         return small + [request for lane in lanes for each in (lane.large, lane.long) for request in each.values()]
 
     def expire(self, now: float) -> list[Request]:
-        """Remove and return the requests whose deadline has passed."""
         late = []
         while self._deadlines and self._deadlines[0][0] < now:
             deadline, _, key = heapq.heappop(self._deadlines)
@@ -163,7 +161,6 @@ class Scheduler:
         return queue.tokens if low_priority else queue.lanes[False].tokens
 
     def texts_of(self, model: Hashable) -> int:
-        """Waiting texts of a model."""
         return self._models[model].texts
 
     def full(self) -> bool:
@@ -261,7 +258,6 @@ class Scheduler:
         return charge
 
     def _find(self, key: Hashable) -> tuple[Lane, Request] | None:
-        """A waiting request and its lane."""
         for queue in self._models.values():
             for lane in queue.lanes:
                 for requests in (lane.large, lane.long):

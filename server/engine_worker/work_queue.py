@@ -202,7 +202,6 @@ class WorkQueue:
                 on_idle()
 
     def full(self) -> bool:
-        """True if the next batch cannot gain from waiting."""
         with self._lock:
             return self._scheduler.full()
 
@@ -230,7 +229,6 @@ class WorkQueue:
                 self._disconnected &= {piece.request.key for running in self._running for piece in running.slices}
 
     def settle(self, batch: Batch, seconds: float) -> None:
-        """Count the device time of a batch."""
         with self._lock:
             self._scheduler.settle(batch, seconds)
 

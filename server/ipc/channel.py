@@ -117,24 +117,10 @@ class Results(msgspec.Struct, array_like=True):
     rows: TextRows | None = None
 
 
-_encoder = msgspec.msgpack.Encoder()
-_submit = msgspec.msgpack.Decoder(Submit)
-_results = msgspec.msgpack.Decoder(Results)
-
-
-def encode(message: Submit | Results) -> bytes:
-    """Encode a message. Thread-safe."""
-    return _encoder.encode(message)
-
-
-def decode_submit(data: bytes | memoryview) -> Submit:
-    """Decode a Submit. Raises msgspec.MsgspecError for anything else."""
-    return _submit.decode(data)
-
-
-def decode_results(data: bytes | memoryview) -> Results:
-    """Decode Results. Raises msgspec.MsgspecError for anything else."""
-    return _results.decode(data)
+# Thread-safe. Decoding raises msgspec.MsgspecError for anything else.
+encode = msgspec.msgpack.Encoder().encode
+decode_submit = msgspec.msgpack.Decoder(Submit).decode
+decode_results = msgspec.msgpack.Decoder(Results).decode
 
 
 def address(name: str) -> bytes:

@@ -61,7 +61,6 @@ class StartModel(msgspec.Struct, frozen=True):
 
     @property
     def name(self) -> str:
-        """Its name in requests."""
         return self.config.served_name(self.model_id)
 
 

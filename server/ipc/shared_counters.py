@@ -78,7 +78,6 @@ class SharedCounters:
         return running
 
     def admitted(self, model: int = 0) -> int:
-        """Unfinished tokens of a model in all HTTP processes."""
         return int(sum(self.admitted_tokens[model]))
 
     def all_http_started(self) -> bool:

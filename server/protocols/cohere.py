@@ -164,7 +164,6 @@ class CohereEmbeddings(BaseModel):
 
 
 async def embed(context: RequestContext) -> tuple[bytes, bytes]:
-    """`POST /v2/embed` and `/v1/embed`."""
     request = await context.parse(CohereEmbedRequest)
     handle = context.choose(request.model, priority=request.priority)
     texts, param = _texts(request)

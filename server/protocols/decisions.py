@@ -302,37 +302,31 @@ def _question(value: Any, path: str) -> Question:
     """The question at `path`. Raises Invalid, also for the options of another type."""
     asked = validate_part(DecisionQuestion, value, path)
     instructions = _read_parts(asked.instructions, f"{path}.instructions")
-    wanted = {"choice": "choices", "score": "levels"}.get(asked.type)
-    for name, given in (("choices", asked.choices), ("levels", asked.levels)):
-        if (given is None) == (name == wanted):
-            raise Invalid(
-                f"{'is required' if name == wanted else 'must be absent'} in a question of type {asked.type}",
-                f"{path}.{name}",
-            )
-    if asked.type == "predicate":
+    field, text = _OPTIONS.get(asked.type, ("", ""))
+    for name in ("choices", "levels"):
+        if (getattr(asked, name) is None) == (name == field):
+            wanted = "is required" if name == field else "must be absent"
+            raise Invalid(f"{wanted} in a question of type {asked.type}", f"{path}.{name}")
+    if not field:
         return Question.predicate(instructions)
-    own = f"{path}.{wanted}"
-    read = _choice if asked.type == "choice" else _level
-    given = _items(asked.choices if asked.type == "choice" else asked.levels, own, _OPTION_FIELDS[asked.type])
-    options = tuple(read(option, f"{own}[{index}]") for index, option in enumerate(given))
+    own = f"{path}.{field}"
+    given = _items(getattr(asked, field), own, {text, "description"})
+    options = tuple(_option(option, text, f"{own}[{index}]") for index, option in enumerate(given))
     if asked.type == "choice" and len({(type(each["value"]), each["value"]) for each in given}) < len(given):
         raise Invalid("has two equal choices", own)
     return Question(asked.type, instructions, options, own)
 
 
-_OPTION_FIELDS = {"choice": {"value", "description"}, "score": {"label", "description"}}
+_OPTIONS = {"choice": ("choices", "value"), "score": ("levels", "label")}  # fields of the options, and of their texts
 
 
-def _choice(fields: Mapping[str, Any], path: str) -> Option:
-    value = fields.get("value")
-    text = str(value).lower() if isinstance(value, bool) else value
-    if not isinstance(text, str):
-        raise Invalid("must be a string or a boolean", f"{path}.value", value=describe(value))
-    return Option(text, _string(fields, "description", path, optional=True))
-
-
-def _level(fields: Mapping[str, Any], path: str) -> Option:
-    return Option(_string(fields, "label", path), _string(fields, "description", path, optional=True))
+def _option(fields: Mapping[str, Any], text: str, path: str) -> Option:
+    value = fields.get(text)
+    if text == "value" and not isinstance(value, str):
+        if not isinstance(value, bool):
+            raise Invalid("must be a string or a boolean", f"{path}.value", value=describe(value))
+        fields = {**fields, text: str(value).lower()}
+    return Option(_string(fields, text, path), _string(fields, "description", path, optional=True))
 
 
 def answers(request: DecisionsRequest, decided: Sequence[Decision]) -> Iterator[dict[str, Any]]:

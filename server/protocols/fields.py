@@ -85,6 +85,7 @@ def _number_type(value: Any) -> Mapping[str, Any]:
     return {"encoding_format": value} if value == "base64" else {"output_dtype": value}
 
 
+# fmt: off
 # --- several kinds of routes ---
 
 _harmless("user", ALL, "OPENAI VLLM INFINITY NVIDIA", "it names the user")
@@ -93,19 +94,15 @@ _harmless("cache_salt", ALL, "VLLM", "no response is kept for other requests")
 _harmless("metadata", ALL, "MISTRAL", "a note for the caller's own logs")
 _harmless("mm_processor_kwargs media_io_kwargs", ALL, "VLLM", "only images are read with them")
 _harmless("options", ALL, "HUGGING_FACE", "about waiting for a model, and a cache, that are not here")
-_refused(
-    "messages chat_template chat_template_kwargs tools", ALL, "VLLM", "texts are read as they are, and not as chats"
-)
+_refused("messages chat_template chat_template_kwargs tools", ALL, "VLLM",
+    "texts are read as they are, and not as chats")
 _refused("add_generation_prompt continue_final_message", ALL, "VLLM", "texts are not read as chats", unless=(False,))
 _refused("padding", ALL, "VLLM", "nothing is padded", unless=("do_not_pad",))
 _refused("modality", ALL, "INFINITY NVIDIA", "models read texts only", unless=("text",))
 _refused("image images", ALL, "JINA COHERE", "models read texts only", unless=([],))
 _refused("add_special_tokens", f"{VECTORS} {SCORES}", "VLLM", "the model reads the first of them", unless=(True,))
-_honored(
-    "model",
-    "embeddings pooling cohere_embed rerank cohere_rerank ranking score classify detokenize",
-    "OPENAI VLLM INFINITY JINA VOYAGE MISTRAL COHERE NVIDIA",
-)
+_honored("model", "embeddings pooling cohere_embed rerank cohere_rerank ranking score classify detokenize",
+    "OPENAI VLLM INFINITY JINA VOYAGE MISTRAL COHERE NVIDIA")
 _honored("priority", "embeddings pooling cohere_embed rerank tei_rerank cohere_rerank score classify", "VLLM COHERE")
 _honored("truncation", f"embeddings {TEI_TEXTS} {RERANK}", "VOYAGE", **_as("truncate"))
 _refused("late_chunking", VECTORS, "JINA", "texts are encoded independently", unless=(False,))
@@ -129,17 +126,11 @@ _honored("prompt_name normalize embedding_types", "embeddings", "EMBERT")
 _honored("task", "embeddings", "JINA")
 _honored("input_type", "embeddings", "VOYAGE NVIDIA EMBERT")
 _honored("output_dtype", "embeddings", "VOYAGE MISTRAL")
-_honored(
-    "embedding_type encoding_type",
-    "embeddings",
-    "JINA NVIDIA",
-    "as `output_dtype`; base64: as `encoding_format`",
-    translation=_number_type,
-)
+_honored("embedding_type encoding_type", "embeddings", "JINA NVIDIA", "as `output_dtype`; base64: as `encoding_format`",
+    translation=_number_type)
 _refused("embed_dtype", "embeddings", "VLLM", "numbers are float32 here, others in /pooling", unless=("float32",))
-_refused(
-    "endianness", f"embeddings pooling {TEI_VECTORS}", "VLLM", "numbers are little-endian", unless=("native", "little")
-)
+_refused("endianness", f"embeddings pooling {TEI_VECTORS}", "VLLM", "numbers are little-endian",
+    unless=("native", "little"))
 _honored("use_activation", f"pooling {SCORES}", "VLLM")
 _honored("input_type", "pooling embed_all", "EMBERT")
 _honored("input encoding_format dimensions task embed_dtype", "pooling", "VLLM")
@@ -153,47 +144,30 @@ _honored("inputs", f"{TEI_VECTORS} tokenize", "TEI")
 _honored("prompt_name", f"{TEI_VECTORS} similarity.parameters tokenize", "TEI")
 _honored("task", f"{TEI_VECTORS} similarity.parameters", "EMBERT")
 _honored("dimensions normalize", "embed", "TEI")
-_refused(
-    "truncate_prompt_tokens", f"{TEI_VECTORS} similarity.parameters", "VLLM", "/v1/embeddings and /pooling have it"
-)
-_refused(
-    "encoding_format", TEI_VECTORS, "OPENAI", "numbers are JSON here; /v1/embeddings has base64", unless=("float",)
-)
+_refused("truncate_prompt_tokens", f"{TEI_VECTORS} similarity.parameters", "VLLM",
+    "/v1/embeddings and /pooling have it")
+_refused("encoding_format", TEI_VECTORS, "OPENAI", "numbers are JSON here; /v1/embeddings has base64",
+    unless=("float",))
 _refused("output_dtype embedding_type", TEI_VECTORS, "VOYAGE MISTRAL JINA", "/v1/embeddings has it", unless=("float",))
 _refused("embedding_types", TEI_VECTORS, "COHERE EMBERT", "/v1/embeddings and /v2/embed have it")
 _refused("embed_dtype", TEI_VECTORS, "VLLM", "/pooling has it", unless=("float32",))
 _refused("input_type", "embed embed_sparse", "VOYAGE NVIDIA COHERE", "`prompt_name` chooses one of the model's prompts")
-_refused(
-    "dimensions output_dimension",
-    "embed_sparse embed_all",
-    "OPENAI VOYAGE MISTRAL",
-    "these vectors have no dimensions to cut off",
-)
-_refused(
-    "normalize normalized use_activation",
-    "embed_sparse embed_all",
-    "TEI JINA VLLM",
-    "these vectors are not scaled",
-    unless=(False,),
-)
+_refused("dimensions output_dimension", "embed_sparse embed_all", "OPENAI VOYAGE MISTRAL",
+    "these vectors have no dimensions to cut off")
+_refused("normalize normalized use_activation", "embed_sparse embed_all", "TEI JINA VLLM",
+    "these vectors are not scaled", unless=(False,))
 _honored("inputs", "similarity predict", "TEI HUGGING_FACE")
 _honored("parameters", "similarity", "TEI HUGGING_FACE")
 _refused("truncate truncation_direction prompt_name task", "similarity", "TEI", "it belongs into `parameters`")
 _refused("input_type", "similarity", "VOYAGE NVIDIA COHERE", "other routes have it", unless=("sentence-similarity",))
 _honored("source_sentence sentences", "similarity.inputs", "TEI HUGGING_FACE")
-_refused(
-    "normalize normalized", "similarity.parameters", "TEI JINA", "cosines do not depend on it", unless=(True, False)
-)
+_refused("normalize normalized", "similarity.parameters", "TEI JINA", "cosines do not depend on it",
+    unless=(True, False))
 _refused("dimensions output_dimension", "similarity.parameters", "OPENAI", "cosines are of whole vectors")
 _honored("texts inputs input_type embedding_types max_tokens output_dimension truncate", "cohere_embed", "COHERE")
 _honored("dimensions", "cohere_embed", "OPENAI", **_as("output_dimension"))
-_refused(
-    "normalize normalized use_activation",
-    "cohere_embed",
-    "TEI JINA VLLM",
-    "these vectors have length 1; /embed has others",
-    unless=(True,),
-)
+_refused("normalize normalized use_activation", "cohere_embed", "TEI JINA VLLM",
+    "these vectors have length 1; /embed has others", unless=(True,))
 _refused("encoding_format", "cohere_embed", "OPENAI", "`embedding_types` has base64", unless=("float",))
 _honored("top_k", f"{RERANK} cohere_rerank ranking", "VOYAGE", **_as("top_n"))
 _honored("max_tokens_per_query max_tokens_per_doc", RERANK, "VLLM COHERE")
@@ -228,9 +202,8 @@ _honored("return_text texts", "tei_rerank", "TEI")
 _honored("truncate", "tei_rerank", "TEI NVIDIA", translation=_cuts("truncation_direction"))
 _honored("query documents top_n max_tokens_per_doc return_documents", "cohere_rerank", "COHERE")
 _harmless("max_chunks_per_doc", "cohere_rerank", "COHERE", "a document is one chunk, which may be cut")
-_refused(
-    "relevant_spans", "cohere_rerank", "COHERE", "documents have scores as a whole", unless=({"mode": "disabled"},)
-)
+_refused("relevant_spans", "cohere_rerank", "COHERE", "documents have scores as a whole",
+    unless=({"mode": "disabled"},))
 _refused("rank_fields", "cohere_rerank", "COHERE", "a document is a string", unless=(["text"],))
 _refused("raw_scores", "cohere_rerank", "TEI INFINITY", "/v1/rerank has it", unless=(False,))
 _refused("use_activation", "cohere_rerank", "VLLM", "/v1/rerank has it", unless=(True,))
@@ -254,20 +227,10 @@ _refused("function_to_apply top_k", "predict", "HUGGING_FACE", "it belongs into 
 _refused("truncate_prompt_tokens", "predict", "VLLM", "/classify has it")
 _honored("function_to_apply top_k", "predict.parameters", "HUGGING_FACE")
 _harmless("padding", "predict.parameters", "HUGGING_FACE", "nothing is padded")
-_refused(
-    "return_all_scores",
-    "predict.parameters",
-    "HUGGING_FACE",
-    "`top_k` is the number of labels in the response",
-    unless=(True,),
-)
-_refused(
-    "truncation",
-    "predict.parameters",
-    "HUGGING_FACE",
-    "`truncate`, next to `parameters`, has this meaning",
-    unless=(True,),
-)
+_refused("return_all_scores", "predict.parameters", "HUGGING_FACE", "`top_k` is the number of labels in the response",
+    unless=(True,))
+_refused("truncation", "predict.parameters", "HUGGING_FACE", "`truncate`, next to `parameters`, has this meaning",
+    unless=(True,))
 _refused("max_length", "predict.parameters", "HUGGING_FACE", "texts are cut to what the model takes")
 
 # --- entities and zero-shot classes ---
@@ -307,6 +270,7 @@ _honored("ids skip_special_tokens", "decode", "TEI")
 _honored("instances", "vertex", "TEI")
 _refused("parameters", "vertex", "HUGGING_FACE", "each instance has its own fields", unless=({},))
 
+# fmt: on
 # --- on other routes ---
 
 ELSEWHERE = "other routes have it, and this one does not read it"

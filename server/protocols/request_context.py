@@ -562,7 +562,6 @@ class LatencyBreakdown:
     received: float | None = None  # when the engine's result was complete
 
     def note(self, result: EncodeResult) -> None:
-        """Take over the engine's times."""
         self.queue_s, self.inference_s, self.engine = result.queue_s, result.inference_s, result.engine
         self.received = time.perf_counter()
 
@@ -571,12 +570,10 @@ class LatencyBreakdown:
         self.engine, self.queue_s = engine, waited_s
 
     def note_encoded(self) -> None:
-        """Notes that the body of the response is complete."""
         if self.received is not None:
             self.encode_s = time.perf_counter() - self.received
 
     def add(self, part: LatencyBreakdown) -> None:
-        """Adds the times of a part of the request."""
         self.queue_s = min(self.queue_s, part.queue_s) if self.received is not None else part.queue_s
         self.tokenize_s += part.tokenize_s
         self.inference_s += part.inference_s

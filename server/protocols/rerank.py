@@ -159,7 +159,6 @@ async def rerank(context: RequestContext) -> tuple[bytes, bytes]:
 async def rerank_documents(
     context: RequestContext, request: RerankFields, documents: Documents, direction: Direction | None
 ) -> tuple[bytes, bytes]:
-    """Serves a request with these documents."""
     handle = context.choose(request.model, priority=request.priority)
     texts = documents_texts(documents)
     if request.return_documents:
@@ -219,5 +218,4 @@ def _voyage_rows(ranking: Ranking, texts: list[str]) -> Iterator[bytes]:
 
 
 def cohere_meta(version: bytes, tokens: int) -> bytes:
-    """The JSON of CohereMeta."""
     return b'{"api_version":{"version":"%b"},"tokens":{"input_tokens":%d,"output_tokens":0}}' % (version, tokens)

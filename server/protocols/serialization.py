@@ -178,7 +178,6 @@ def raw_rows(vectors: Vectors) -> bytes:
 
 
 def _pairs(rows: TaskOutput, index: int) -> tuple[npt.NDArray[np.int32], Vectors]:
-    """Indices and values of one text's sparse vector."""
     text = rows.slice(index, index + 1)
     assert text.indices is not None  # noqa: S101 - sparse rows have them
     return text.indices, text.values[:, 0]

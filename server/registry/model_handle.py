@@ -157,7 +157,6 @@ class Capability:
     decides: bool = False  # and probabilities for the options of questions
 
     def suits(self, model: Model) -> bool:
-        """True if the model meets all of them."""
         has_one = bool(self.needs_one & model.tasks) or not self.needs_one
         return has_one and not missing_tasks(
             model, self.needs, reranks=self.reranks, entails=self.entails, decides=self.decides
@@ -205,7 +204,6 @@ class ServedModel:
 
     @property
     def task_names(self) -> list[str]:
-        """Names of the model's tasks."""
         return self._model.task_names
 
     def check_tasks(self, needed: Task, *, reranks: bool = False, entails: bool = False, decides: bool = False) -> None:
@@ -270,12 +268,10 @@ class RequestLimits:
         self._config = config
 
     def check_count(self, count: int, param: str) -> None:
-        """Checks the number of texts."""
         if count > self._config.max_client_batch_size:
             raise self._exceeded("max_client_batch_size", f"has {count} texts", param)
 
     def check_documents(self, count: int, param: str) -> None:
-        """Checks the number of documents or pairs."""
         if count > self._config.max_client_documents:
             raise self._exceeded("max_client_documents", f"has {count} texts", param)
 
@@ -286,7 +282,6 @@ class RequestLimits:
             raise self._exceeded("max_client_documents", reason, param)
 
     def check_tokens(self, tokens: int, param: str, *, more: bool = False) -> None:
-        """Checks the tokens of a request."""
         limit = self._config.max_client_batch_tokens
         if limit is not None and tokens > limit:
             raise self._exceeded("max_client_batch_tokens", f"has {_number(tokens, more=more)} tokens", param)

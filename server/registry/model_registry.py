@@ -103,7 +103,6 @@ class ModelRegistry:
     # --- the process ---
 
     def write_metrics(self) -> None:
-        """Publishes the metrics of this process."""
         self.metrics.held_bytes = self.held.total
         for handle in self.all:
             self.metrics.queues[handle.served.name] = handle.admission.admitted_tokens, handle.admission.queue_limit

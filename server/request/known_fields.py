@@ -63,7 +63,6 @@ class KnownField:
     is_flat: bool = False  # an object whose fields count as the request's own
 
     def takes(self, value: Any) -> bool:
-        """True if a refused field may have this value."""
         if isinstance(value, list) and value and value not in self.unless:  # one value for each text
             return all(not isinstance(item, list) and self.takes(item) for item in value)
         if value in ("true", "false") and any(isinstance(harmless, bool) for harmless in self.unless):
