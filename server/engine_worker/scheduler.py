@@ -84,25 +84,15 @@ class Scheduler:
         self._models[model] = ModelQueue(model, limits)
 
     def add(self, request: Request) -> None:
-        """Queue a request.
-
-        Raises ValueError for a key that waits in the same lane, an unknown model, an empty text, or one that is too
-        long. Keys must be unique: looking in all lanes would cost every request.
-        """
+        """Queue a request, whose key is unique. Raises ValueError for a text that is empty or too long."""
         key, texts, tokens = request.key, request.texts, request.tokens
-        queue = self._models.get(request.model)
-        if queue is None:
-            raise ValueError(f"model {request.model!r} is not loaded here")
-        if not texts:
-            return
+        queue = self._models[request.model]
         limits = queue.limits
         shortest, longest = (tokens, tokens) if texts == 1 else (min(request.lengths), max(request.lengths))
         if shortest < 1 or longest > limits.longest_text:
             wrong = shortest if shortest < 1 else longest
             raise ValueError(f"a text of {wrong} tokens cannot be in a batch of 1 to {limits.longest_text}")
         lane = queue.lanes[request.low_priority]
-        if key in lane.small or key in lane.large or key in lane.long:
-            raise ValueError(f"request {key!r} is queued already")
         if not lane.texts:  # an idle model does not accumulate credit
             lane.served_s = max(lane.served_s, self._served_s[request.low_priority])
         if not request.low_priority:

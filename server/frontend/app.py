@@ -97,7 +97,7 @@ def _endpoint(
 ) -> TaskEndpoint:
     has_field = "model" in route.request.model_fields
     selector = ModelSelector(registry, route.capability, default, path_model, has_field=has_field)
-    model = "" if selector.by_body else selector.default.served.name
+    model = "" if selector.by_body else selector.default.name
     return TaskEndpoint(selector, route.handler, selector.can, model)
 
 

@@ -63,7 +63,7 @@ _RAW = {
 
 def description(registry: ModelRegistry) -> str:
     """The description of the API: the served models, and how a request chooses one."""
-    models = [f"* `{handle.served.name}`: {', '.join(handle.served.task_names)}" for handle in registry.all]
+    models = [f"* `{handle.name}`: {', '.join(handle.task_names)}" for handle in registry.all]
     return "\n".join(
         (
             "Embeddings, scores, labels, entities and decisions from encoders and decoders, in the protocols of "

@@ -125,14 +125,14 @@ class Operations:
         keep open. A model that has failed must not keep the others from their requests.
         """
         registry = self._registry
-        states = {handle.served.name: handle.state for handle in registry.all}
+        states = {handle.name: handle.state for handle in registry.all}
         states |= dict.fromkeys(registry.broken, "failed")
         waited_for = [handle for handle in registry.all if handle.state == "loading" and not handle.admission.was_ready]
         if registry.router.draining:
             return _readiness("draining", _unready(registry.all), states)
         if waited_for or "ready" not in states.values():
             status = "failed" if set(states.values()) == {"failed"} else "loading"
-            unready = [handle for handle in registry.all if states[handle.served.name] != "ready"]
+            unready = [handle for handle in registry.all if states[handle.name] != "ready"]
             return _readiness(status, _unready(unready, registry.broken), states)
         if not registry.router.counters.all_http_started():
             return _readiness("loading", "not all HTTP processes have started", states)
@@ -144,7 +144,7 @@ class Operations:
         if (reason := self._registry.broken.get(name)) is not None:
             return _readiness("failed", f"{name} has failed ({reason})", {name: "failed"})
         handle = self._registry.in_path(name)
-        states = {handle.served.name: handle.state}
+        states = {handle.name: handle.state}
         if handle.admission.draining:
             return _readiness("draining", _unready([handle]), states)
         return _readiness(handle.state, "" if handle.state == "ready" else _unready([handle]), states)
@@ -167,7 +167,7 @@ class Operations:
         handle = registry.by_name.get(id)
         if handle is None and id not in registry.broken and not registry.is_any(id):
             raise registry.unknown(id, "id")
-        name = id if id in registry.broken else (handle or registry.first).served.name
+        name = id if id in registry.broken else (handle or registry.first).name
         return ModelCard(id=name, created=self._created)
 
     async def ollama_models(self) -> OllamaModels:
@@ -199,9 +199,9 @@ def _metadata(handle: ModelHandle) -> ModelMetadata:
         model_id=model.model_id,
         model_sha=model.revision,
         model_dtype=engine.dtype if engine else config.dtype,
-        served_model_name=handle.served.name,
+        served_model_name=handle.name,
         model_type=_model_type(model),
-        tasks=handle.served.task_names,
+        tasks=handle.task_names,
         max_concurrent_requests=handle.admission.max_queue_tokens or None,  # each has at least one token
         max_input_length=model.max_input_length,
         max_batch_tokens=engine.max_batch_tokens if engine else config.max_batch_tokens,

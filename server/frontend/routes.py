@@ -126,7 +126,7 @@ FIRST_MODEL_PATHS = (*SHARED_PATHS, "/vertex", "/tokenize", "/detokenize", "/dec
 async def _vertex(context: RequestContext) -> tuple[bytes, bytes]:
     """`POST /vertex`: every instance as a request of `POST /`."""
     route = tasks_by_path(context.handle.model)["/"]
-    context.handle.served.check_tasks(route.needs, reranks=route.reranks)
+    context.handle.check_tasks(route.needs, reranks=route.reranks)
     return await vertex.predict(context, route.handler)
 
 
@@ -343,7 +343,7 @@ def _by_body(route: TaskRoute) -> Handler:
             return await hugging_face.zero_shot(context)
         begin = context.begin_of("inputs")
         if begin == b"{":
-            context.handle.served.check_tasks(Task.EMBED)
+            context.handle.check_tasks(Task.EMBED)
             return await tei.similarity(context)
         if route.reranks and begin in (b"[", b'"'):
             return await tei_pairs.predict(context)

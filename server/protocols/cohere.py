@@ -171,7 +171,7 @@ async def embed(context: RequestContext) -> tuple[bytes, bytes]:
     types = list(dict.fromkeys(default if request.embedding_types is None else request.embedding_types))
     if not types:
         raise Invalid("must name one type or more", "embedding_types", value="empty")
-    dimensions = handle.served.check_dimensions(request.output_dimension, "output_dimension")
+    dimensions = handle.check_dimensions(request.output_dimension, "output_dimension")
     for kind in types:
         if kind == "binary" or kind == "ubinary":
             check_number_type(kind, dimensions or handle.model.width, "embedding_types")

@@ -61,7 +61,7 @@ async def _decide(
 ) -> tuple[list[Decision], int]:
     """The decisions, and the number of tokens that were read. `param` is the field of the state."""
     handle = context.handle
-    handle.served.check_tasks(NO_TASK, decides=True)
+    handle.check_tasks(NO_TASK, decides=True)
     device = "cpu" if handle.engine is None else handle.engine.device
     tasks = decision_tasks(handle.model, device, label_mass=label_mass)
     check_texts([state], param)
@@ -242,7 +242,7 @@ async def decisions(context: RequestContext) -> tuple[bytes, bytes]:
         "total_tokens": tokens,
     }
     return JSON, b'{"model":%b,"answers":[%b],"usage":%b}' % (
-        orjson.dumps(handle.served.name),
+        orjson.dumps(handle.name),
         rows,
         orjson.dumps(usage),
     )
@@ -440,7 +440,7 @@ async def system_one(context: RequestContext) -> tuple[bytes, bytes]:
     masses = diagnostics_of(request, decided)
     diagnostics = b',"diagnostics":%b' % orjson.dumps(masses) if masses else b""
     return JSON, b'{"model":%b,"answers":{%b},"usage":{"input_tokens":%d,"output_tokens":0}%b}' % (
-        orjson.dumps(handle.served.name),
+        orjson.dumps(handle.name),
         rows,
         tokens,
         diagnostics,

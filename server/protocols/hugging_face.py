@@ -93,7 +93,7 @@ async def token_classify(context: RequestContext) -> tuple[bytes, bytes]:
         strategy = "simple"  # the default of the API that this client is for; it takes no entity without `entity_group`
     options = EntityOptions(strategy, frozenset(request.ignore_labels), request.stride)
     options.check()
-    classifier = handle.served.token_classifier
+    classifier = handle.token_classifier
     spans = await context.tokenize_spans(
         request.inputs,
         TokenizeOptions(truncate=request.truncate, direction=request.truncation_direction),
@@ -185,8 +185,8 @@ class ZeroShotResponse(RootModel[ZeroShotClasses | list[ZeroShotClasses] | list[
 async def zero_shot(context: RequestContext) -> tuple[bytes, bytes]:
     handle = context.handle
     request = await context.parse(ZeroShotRequest)
-    handle.served.check_tasks(Task.CLASSIFY, entails=True)
-    entailment = handle.served.classifier.entailment
+    handle.check_tasks(Task.CLASSIFY, entails=True)
+    entailment = handle.classifier.entailment
     assert entailment is not None  # noqa: S101 - see above
     labels = request.candidate_labels
     if isinstance(labels, str):

@@ -131,7 +131,7 @@ class OllamaError(BaseModel):
 async def embed(context: RequestContext) -> tuple[bytes, bytes]:
     request = await context.parse(OllamaEmbedRequest)
     handle = _choose(context, request.model)
-    dimensions = handle.served.check_dimensions(request.dimensions or None)  # Ollama's 0 is no limit
+    dimensions = handle.check_dimensions(request.dimensions or None)  # Ollama's 0 is no limit
     vectors, tokens = b"[]", 0
     if request.input:
         options = TokenizeOptions(truncate=request.truncate is not False, param="input")
@@ -140,7 +140,7 @@ async def embed(context: RequestContext) -> tuple[bytes, bytes]:
         tokens = encoded.tokens
     duration = round((time.perf_counter() - context.breakdown.started) * 1e9)
     return JSON, b'{"model":%b,"embeddings":%b,"total_duration":%d,"load_duration":0,"prompt_eval_count":%d}' % (
-        orjson.dumps(handle.served.name),
+        orjson.dumps(handle.name),
         vectors,
         duration,
         tokens,
@@ -181,7 +181,7 @@ async def show(context: RequestContext) -> tuple[bytes, bytes]:
 
 def describe(handle: ModelHandle) -> OllamaModel:
     """The model as `/api/tags` lists it."""
-    model, name = handle.model, handle.served.name
+    model, name = handle.model, handle.name
     tagged = name if ":" in name.rpartition("/")[2] else name + _TAG
     return OllamaModel(
         name=tagged,

@@ -141,7 +141,7 @@ async def embeddings(context: RequestContext) -> tuple[bytes, bytes]:
     handle = context.choose(name, capability=capability, priority=request.priority)
     check_foreign_ids(context, request.input, name)
     tasks, is_query = _tasks(request)
-    handle.served.check_tasks(tasks)
+    handle.check_tasks(tasks)
     prompt_name = request.prompt_name
     if request.input_type is not None and is_query is None and (request.task is None or not _names_prompts(handle)):
         prompt_name, is_query = read_input_type(handle, request.input_type, request.input, prompt_name)
@@ -149,7 +149,7 @@ async def embeddings(context: RequestContext) -> tuple[bytes, bytes]:
         if isinstance(request.input_type, str) and request.input_type in _DOCUMENT:
             raise Invalid("is for queries, and `input_type` says that these are documents", "instruction")
         prompt_name = request.prompt_name  # not that of `input_type`
-    dimensions = handle.served.check_dimensions(request.dimensions or None)  # 0 is the default of Infinity's client
+    dimensions = handle.check_dimensions(request.dimensions or None)  # 0 is the default of Infinity's client
     number_type = _number_type(request, tasks, dimensions or handle.model.width)
     limit = request.truncate_prompt_tokens
     encoded = await context.tokenize(
@@ -176,11 +176,11 @@ async def embeddings(context: RequestContext) -> tuple[bytes, bytes]:
     base64 = request.encoding_format == "base64"
     if number_type is not None:
         quantized = quantize(result.vectors, number_type, whole=whole)
-        return JSON, await openai_json(quantized, handle.served.name, encoded.tokens, base64=base64)
+        return JSON, await openai_json(quantized, handle.name, encoded.tokens, base64=base64)
     if tasks == Task.EMBED:
-        return JSON, await openai_json(result.vectors, handle.served.name, encoded.tokens, base64=base64)
+        return JSON, await openai_json(result.vectors, handle.name, encoded.tokens, base64=base64)
     return JSON, await typed_openai_json(
-        result.rows, handle.served.name, encoded.tokens, base64=base64, token_ids=result.token_ids
+        result.rows, handle.name, encoded.tokens, base64=base64, token_ids=result.token_ids
     )
 
 
@@ -270,7 +270,7 @@ def check_foreign_ids(context: RequestContext, texts: TextOrIds, model: str | No
     if isinstance(texts, str) or not texts or isinstance(texts[0], str) or texts[0] == []:
         return
     handle = context.handle
-    if "token-ids" in handle.config.openai_accepts and handle.served.is_named(model or context.path_model):
+    if "token-ids" in handle.config.openai_accepts and handle.is_named(model or context.path_model):
         return
     needed = (
         "or name the served model in `model`"

@@ -84,7 +84,7 @@ async def score_pairs(
     if instruction is not None:
         check_pair_instruction(handle.model, instruction)
         context.hold(2 * len(instruction) * len(seconds), "the pairs with their instruction")
-    if handle.served.scorer is None:
+    if handle.scorer is None:
         encoded, is_query = await context.tokenize_roles(TextPairs(firsts, seconds), options)
         result = await context.run(encoded, Task.MULTI, queries=is_query.tobytes())
         return result.vectors[~is_query, 0], encoded
@@ -109,7 +109,7 @@ async def rank(
     logits, encoded = await score_pairs(context, [query], texts, options=options)
     # Scores of logits far from 0 may be equal, so logits decide.
     order = np.argsort(-logits, kind="stable")[: top_n or None]
-    best = scores(logits[order][:, None], activation(context.handle.served.scorer, raw=raw))[:, 0]
+    best = scores(logits[order][:, None], activation(context.handle.scorer, raw=raw))[:, 0]
     return Ranking(order.tolist(), json_numbers(best), encoded.tokens)
 
 

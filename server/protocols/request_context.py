@@ -220,10 +220,10 @@ class RequestContext:
         record: RequestRecord = self.scope[SCOPE_KEY]
         if priority is not None and priority > 0:
             self.options.low_priority = True
-        record.model, record.priority = handle.served.name, self.options.priority
+        record.model, record.priority = handle.name, self.options.priority
         named = [name for name in names if name]
         if named:
-            self._says_model = not all(map(handle.served.is_named, named))
+            self._says_model = not all(map(handle.is_named, named))
         return handle
 
     def is_model(self, name: str) -> bool:
@@ -271,7 +271,7 @@ class RequestContext:
         for name, value in (("prompt_name", prompt_name), ("instruction", instruction)):
             if texts.kind is not str and value is not None:
                 raise Invalid("cannot be used with token ids, which are taken as they are", name)
-        prompt, adapter = handle.served.resolve_options(task, prompt_name, is_query, instruction)
+        prompt, adapter = handle.resolve_options(task, prompt_name, is_query, instruction)
         if instruction is not None:
             texts = await self._instructed(texts, instruction, prompt, options)
         least = None
@@ -328,7 +328,7 @@ class RequestContext:
         least = partial(texts.least_tokens, handle.model.max_input_length, options)
 
         def encode(pairs: TextPairs, *arguments: Any) -> Awaitable[Encoded]:
-            prompt = handle.served.default_prompt
+            prompt = handle.default_prompt
             pairs = pairs.with_prompt(prompt) if prompt else pairs  # once the queue has room for it
             return handle.input_tokenizer.encode_pairs(pairs, *arguments)
 
@@ -354,7 +354,7 @@ class RequestContext:
                 handle.check_limit(limit, is_query=is_query, param=name)
             limit = min((limit for limit in limits.values() if limit is not None), default=None)
             role = dataclasses.replace(options, limit=limit, is_query=is_query, param=param)
-            prompt, _ = handle.served.resolve_options(is_query=is_query)
+            prompt, _ = handle.resolve_options(is_query=is_query)
             inputs = InputTexts(items, str, sum(map(len, items)), 0)
             parts.append((inputs, role, prompt))
 
@@ -406,7 +406,7 @@ class RequestContext:
         sequences, tokens = encoded.sequences, encoded.tokens
         breakdown.tokenize_s, breakdown.tokens = ended - began, tokens
         check(tokens, param)
-        work = handle.metrics.work(handle.served.name, request.priority)
+        work = handle.metrics.work(handle.name, request.priority)
         work.texts += sequences
         work.tokens += tokens
         work.truncated_texts += encoded.truncated
@@ -524,7 +524,7 @@ class RequestContext:
         """The header fields of a response with a body of `size` bytes."""
         headers = [(b"content-type", content_type), (b"content-length", b"%d" % size)]
         if self._says_model:
-            headers.append((b"x-model", self.handle.served.name.encode("latin-1", "replace")))
+            headers.append((b"x-model", self.handle.name.encode("latin-1", "replace")))
         headers += self.headers
         if self.truncated:
             headers.append((b"x-truncated-texts", b"%d" % self.truncated))

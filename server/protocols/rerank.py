@@ -176,7 +176,7 @@ async def rerank_documents(
     ) % (
         str(uuid.uuid4()).encode(),
         b"list" if is_voyage else b"rerank",
-        orjson.dumps(handle.served.name),
+        orjson.dumps(handle.name),
         rows,
         data,
         tokens,

@@ -49,8 +49,8 @@ class Pauses:
 
 
 async def floats_json(vectors: npt.NDArray[Any]) -> bytes:
-    """`[[…], …]` for float32 [n, d], or for the result of `quantize`."""
-    rows = max(1, _NUMBERS_AT_ONCE // max(1, vectors.shape[1]))
+    """`[[…], …]` for float32 [n, d] or the result of `quantize`, `[…]` for [n]."""
+    rows = max(1, _NUMBERS_AT_ONCE * len(vectors) // max(1, vectors.size))
     if len(vectors) <= rows:
         return _dump(vectors)
     pieces = []
@@ -147,7 +147,7 @@ async def typed_openai_json(
             vector = rows[Task.EMBED].values[index]
             embedding = _base64(vector) if base64 else _dump(vector)
         if Task.SPARSE in rows:
-            indices, values = [await flat_json(pair) for pair in _pairs(rows[Task.SPARSE], index)]
+            indices, values = [await floats_json(pair) for pair in _pairs(rows[Task.SPARSE], index)]
             more += b',"sparse":{"indices":%b,"values":%b}' % (indices, values)
         if Task.MULTI in rows:
             multi = rows[Task.MULTI]
@@ -156,7 +156,7 @@ async def typed_openai_json(
             more += b',"multi_vector":%b' % written
             if token_ids is not None:
                 ids = token_ids[multi.offsets[index] : multi.offsets[index + 1]]
-                more += b',"token_ids":%b' % await flat_json(ids)
+                more += b',"token_ids":%b' % await floats_json(ids)
         items.append(b'{"object":"embedding","embedding":%b,"index":%d%b}' % (embedding, index, more))
         await pauses.after(sum(output.slice(index, index + 1).values.size for output in rows.values()))
     return _openai_list(items, model, prompt_tokens)
@@ -181,16 +181,6 @@ def _pairs(rows: TaskOutput, index: int) -> tuple[npt.NDArray[np.int32], Vectors
     text = rows.slice(index, index + 1)
     assert text.indices is not None  # noqa: S101 - sparse rows have them
     return text.indices, text.values[:, 0]
-
-
-async def flat_json(numbers: npt.NDArray[Any]) -> bytes:
-    """`[…]` for [n]."""
-    pieces = []
-    for first in range(0, len(numbers), _NUMBERS_AT_ONCE):
-        if first:
-            await asyncio.sleep(0)
-        pieces.append(_dump(numbers[first : first + _NUMBERS_AT_ONCE])[1:-1])
-    return b"[%b]" % b",".join(pieces)
 
 
 def _base64(vector: npt.NDArray[Any]) -> bytes:

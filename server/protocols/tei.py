@@ -94,7 +94,7 @@ class SparseVectors(RootModel[list[list[SparseValue]]]):
 
 async def embed(context: RequestContext) -> tuple[bytes, bytes]:
     request = await context.parse(EmbedRequest)
-    dimensions = context.handle.served.check_dimensions(request.dimensions)
+    dimensions = context.handle.check_dimensions(request.dimensions)
     encoded = await _tokenize(context, request)
     result = await context.run(encoded, dimensions=dimensions, normalize=request.normalize)
     if context.wants_raw:
@@ -113,9 +113,9 @@ async def embed_all(context: RequestContext) -> tuple[bytes, bytes]:
     handle = context.handle
     has = handle.model.tasks
     task = Task.MULTI if Task.MULTI in has and Task.TOKENS not in has else Task.TOKENS
-    handle.served.check_tasks(task)
+    handle.check_tasks(task)
     request = await context.parse(EmbedAllRequest)
-    is_query = handle.served.is_query(request.input_type, task)
+    is_query = handle.is_query(request.input_type, task)
     result = await context.run(await _tokenize(context, request, is_query), task)
     rows = result.rows[task]
     if context.wants_raw:

@@ -144,7 +144,7 @@ async def predict(context: RequestContext) -> tuple[bytes, bytes]:
         TokenizeOptions(truncate=request.truncate, direction=request.truncation_direction, second_param="inputs"),
     )
     logits = (await context.run(encoded, Task.CLASSIFY)).vectors
-    classifier, parameters = handle.served.classifier, request.parameters
+    classifier, parameters = handle.classifier, request.parameters
     function = activation(classifier, raw=request.raw_scores)
     if parameters is not None and parameters.function_to_apply is not None:
         function = _FUNCTIONS[parameters.function_to_apply]

@@ -102,7 +102,7 @@ async def _run(
     handle = context.handle
     prompt = ""
     if request.prompt_name is not None:
-        prompt, _ = handle.served.resolve_options(prompt_name=request.prompt_name)
+        prompt, _ = handle.resolve_options(prompt_name=request.prompt_name)
     chunks = handle.tokenizer.tokenize_chunks(texts, add_special_tokens=request.add_special_tokens, prompt=prompt)
     characters = context.breakdown.characters = sum(map(len, texts))
     most = min(characters + (len(prompt) + 2) * len(texts), MAX_RESPONSE_TOKENS)

@@ -22,7 +22,7 @@ from embert.server.protocols.openai import Usage, check_foreign_ids, read_input_
 from embert.server.protocols.ranking import activation, join_rows, json_numbers, score_pairs
 from embert.server.protocols.request_context import JSON, RequestContext
 from embert.server.protocols.rerank import PairFields
-from embert.server.protocols.serialization import Pauses, flat_json, floats_json
+from embert.server.protocols.serialization import Pauses, floats_json
 from embert.server.registry.model_handle import Capability, ModelHandle
 from embert.server.request.request_body import (
     TEXT_OR_IDS,
@@ -140,10 +140,10 @@ async def score(context: RequestContext) -> tuple[bytes, bytes]:
         seconds,
         options=request.tokenize_options(request.cuts, request.truncation_side, params),
     )
-    function = activation(handle.served.scorer, raw=request.use_activation is False)
+    function = activation(handle.scorer, raw=request.use_activation is False)
     numbers = json_numbers(scores(logits[:, None], function)[:, 0])
     rows = await join_rows(b'{"index":%d,"object":"score","score":%b}' % row for row in enumerate(numbers))
-    return JSON, _list("score", handle.served.name, rows, encoded.tokens, completion_tokens=0)
+    return JSON, _list("score", handle.name, rows, encoded.tokens, completion_tokens=0)
 
 
 def _texts(request: ScoreRequest) -> tuple[tuple[str, str], list[str], list[str]]:
@@ -179,10 +179,10 @@ async def classify(context: RequestContext) -> tuple[bytes, bytes]:
         ),
     )
     result = await context.run(encoded, Task.CLASSIFY)
-    classifier = handle.served.classifier
+    classifier = handle.classifier
     probabilities = scores(result.vectors, activation(classifier, raw=request.use_activation is False))
     rows = await join_rows(_class_rows(result.vectors, probabilities, classifier.labels))
-    return JSON, _list("classify", handle.served.name, rows, encoded.tokens, completion_tokens=0)
+    return JSON, _list("classify", handle.name, rows, encoded.tokens, completion_tokens=0)
 
 
 def _class_rows(
@@ -260,13 +260,13 @@ async def pooling(context: RequestContext) -> tuple[bytes, bytes]:
     handle = context.choose(request.model, capability=capability, priority=request.priority)
     check_foreign_ids(context, request.input, request.model)
     task = _task(handle, request)
-    is_query = handle.served.is_query(request.input_type, task)
+    is_query = handle.is_query(request.input_type, task)
     _check_fields(request, task)
     prompt_name = None
     if request.input_type is not None and is_query is None and task == Task.EMBED:
         prompt_name, _ = read_input_type(handle, request.input_type, request.input)
     limit, activates = request.truncate_prompt_tokens, request.use_activation is not False
-    dimensions = handle.served.check_dimensions(request.dimensions)
+    dimensions = handle.check_dimensions(request.dimensions)
     encoded = await context.tokenize(
         request.input,
         TokenizeOptions(
@@ -294,13 +294,13 @@ def _task(handle: ModelHandle, request: PoolingRequest) -> Task:
         "token_classify": Task.TOKEN_CLASSES,
     }
     if request.task is not None:
-        handle.served.check_tasks(named[request.task])
+        handle.check_tasks(named[request.task])
         return named[request.task]
     task = next((task for task in named.values() if task in has), None)
     if task is None:
-        names = ", ".join(handle.served.task_names)
-        others = handle.served.elsewhere(Capability(needs_one=_ANY))
-        raise TaskMissing(f"{handle.served.name} has no task for /pooling; it has {names}{others}")
+        names = ", ".join(handle.task_names)
+        others = handle.elsewhere(Capability(needs_one=_ANY))
+        raise TaskMissing(f"{handle.name} has no task for /pooling; it has {names}{others}")
     return task
 
 
@@ -316,7 +316,7 @@ def _split_by_text(handle: ModelHandle, task: Task, rows: TaskOutput, *, activat
     """The numbers of each text: [columns], or [tokens, columns]."""
     values = rows.values
     if task == Task.CLASSIFY:
-        values = scores(values, activation(handle.served.classifier, raw=not activates))
+        values = scores(values, activation(handle.classifier, raw=not activates))
     if task in (Task.EMBED, Task.CLASSIFY):
         return list(values)
     if task == Task.TOKEN_CLASSES and activates:
@@ -340,7 +340,7 @@ async def _write(
                 numbers = np.ascontiguousarray(rows, _DTYPES[request.embed_dtype])
             data = b'"%b"' % pybase64.b64encode(numbers.data)
         else:
-            data = await (floats_json(rows) if rows.ndim == 2 else flat_json(rows))
+            data = await floats_json(rows)
         items.append(b'{"index":%d,"object":"pooling","data":%b}' % (index, data))
         await pauses.after(rows.size)
-    return JSON, _list("pool", context.handle.served.name, b",".join(items), tokens)
+    return JSON, _list("pool", context.handle.name, b",".join(items), tokens)

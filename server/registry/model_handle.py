@@ -45,7 +45,10 @@ class ModelHandle:
         self.config = config
         self.number = number
         self.model = model
-        self.served = ServedModel(config, model)
+        self.name = config.served_name(model.model_id)
+        self.others: Sequence[ModelHandle] = ()  # of the same server
+        self._default = DefaultPrompt.of(model, config.default_prompt, config.default_prompt_name)
+        self.default_prompt = self._default.text
         self.limits = RequestLimits(config)
         self.tokenizer = tokenizer
         self.router = router
@@ -142,77 +145,48 @@ class ModelHandle:
         check(tokens)
         self.admission.check_time(request)
 
-
-# --- tasks, names and options of requests ---
-
-
-@dataclass(frozen=True, slots=True)
-class Capability:
-    """Requirements of a route, or of one of its requests, for a model."""
-
-    needs: Task = NO_TASK  # all of these
-    needs_one: Task = NO_TASK  # and at least one of these, if there are any
-    reranks: bool = False  # and one label, or late interaction
-    entails: bool = False  # and a label of entailment, for zero-shot classes
-    decides: bool = False  # and probabilities for the options of questions
-
-    def suits(self, model: Model) -> bool:
-        has_one = bool(self.needs_one & model.tasks) or not self.needs_one
-        return has_one and not missing_tasks(
-            model, self.needs, reranks=self.reranks, entails=self.entails, decides=self.decides
-        )
-
-
-class ServedModel:
-    """A model, with its server options."""
-
-    def __init__(self, config: ServeConfig, model: Model) -> None:
-        self._model = model
-        self.name = config.served_name(model.model_id)
-        self.others: Sequence[ServedModel] = ()  # of the same server
-        self._default = DefaultPrompt.of(model, config.default_prompt, config.default_prompt_name)
-        self.default_prompt = self._default.text
+    # --- tasks, names and options of requests ---
 
     def is_named(self, name: str | None) -> bool:
         """True if `name` is the served name or the id of this model."""
-        return name in (self.name, self._model.model_id)
+        return name in (self.name, self.model.model_id)
 
     def suits(self, capability: Capability) -> bool:
-        return capability.suits(self._model)
+        return capability.suits(self.model)
 
     @cached_property
     def _tasks(self) -> int:
-        return int(self._model.tasks)
+        return int(self.model.tasks)
 
     @property
     def classifier(self) -> Classifier:
         """The classification head. Raises TaskMissing if the model has none."""
         self.check_tasks(Task.CLASSIFY)
-        return cast("Classifier", self._model.heads.classifier)
+        return cast("Classifier", self.model.heads.classifier)
 
     @property
     def scorer(self) -> Classifier | None:
         """The classification head of one label; None for late interaction. Raises TaskMissing if it has neither."""
         self.check_tasks(NO_TASK, reranks=True)
-        return self._model.heads.classifier
+        return self.model.heads.classifier
 
     @property
     def token_classifier(self) -> TokenClassifier:
         """The head that classifies tokens. Raises TaskMissing if the model has none."""
         self.check_tasks(Task.TOKEN_CLASSES)
-        return cast("TokenClassifier", self._model.heads.token_classifier)
+        return cast("TokenClassifier", self.model.heads.token_classifier)
 
     @property
     def task_names(self) -> list[str]:
-        return self._model.task_names
+        return self.model.task_names
 
     def check_tasks(self, needed: Task, *, reranks: bool = False, entails: bool = False, decides: bool = False) -> None:
         """Raises TaskMissing unless the model has all these tasks; the others: see Capability."""
         if not (reranks or entails or decides) and not int(needed) & ~self._tasks:
             return
-        if missing := missing_tasks(self._model, needed, reranks=reranks, entails=entails, decides=decides):
+        if missing := missing_tasks(self.model, needed, reranks=reranks, entails=entails, decides=decides):
             word = f"task{'s' * (len(missing) > 1)} {', '.join(missing)}"
-            labels = len(self.classifier.labels) if reranks and Task.CLASSIFY in self._model.tasks else 1
+            labels = len(self.classifier.labels) if reranks and Task.CLASSIFY in self.model.tasks else 1
             why = f", which needs a model of one label and not of {labels}" if labels > 1 else ""
             if entails:
                 why = ", which needs a classifier with a label that begins with entail"
@@ -235,8 +209,8 @@ class ServedModel:
         """Returns `dimensions` for the engine, where 0 means all. Raises InputError outside 1 … width."""
         if dimensions is None:
             return 0
-        width = output_width(self._model, dimensions, param)
-        return 0 if width == self._model.width else width
+        width = output_width(self.model, dimensions, param)
+        return 0 if width == self.model.width else width
 
     def resolve_options(
         self,
@@ -246,13 +220,30 @@ class ServedModel:
         instruction: str | None = None,
     ) -> tuple[str, int]:
         """Returns the prompt and the adapter of a request, by the rules of the engine and the server's default."""
-        return resolve_options(self._model, task, prompt_name, is_query, self._default, instruction)
+        return resolve_options(self.model, task, prompt_name, is_query, self._default, instruction)
 
     def is_query(self, input_type: str | None, tasks: Task) -> bool | None:
         """Returns whether `input_type` stands for queries; None if it makes no difference or is not given."""
-        if Task.MULTI in tasks or (input_type is not None and self._model.config.adapters is not None):
+        if Task.MULTI in tasks or (input_type is not None and self.model.config.adapters is not None):
             return input_type == "query"
         return None
+
+
+@dataclass(frozen=True, slots=True)
+class Capability:
+    """Requirements of a route, or of one of its requests, for a model."""
+
+    needs: Task = NO_TASK  # all of these
+    needs_one: Task = NO_TASK  # and at least one of these, if there are any
+    reranks: bool = False  # and one label, or late interaction
+    entails: bool = False  # and a label of entailment, for zero-shot classes
+    decides: bool = False  # and probabilities for the options of questions
+
+    def suits(self, model: Model) -> bool:
+        has_one = bool(self.needs_one & model.tasks) or not self.needs_one
+        return has_one and not missing_tasks(
+            model, self.needs, reranks=self.reranks, entails=self.entails, decides=self.decides
+        )
 
 
 # --- limits ---

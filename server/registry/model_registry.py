@@ -56,8 +56,8 @@ class ModelRegistry:
         self._pool = pool
         self.by_name: dict[str, ModelHandle] = {}  # by served name and by model id; served names take precedence
         for handle in self.all:
-            self.by_name[handle.served.name] = handle
-            handle.served.others = [other.served for other in self.all if other is not handle]
+            self.by_name[handle.name] = handle
+            handle.others = [other for other in self.all if other is not handle]
         for handle in self.all:
             self.by_name.setdefault(handle.model.model_id, handle)
 
@@ -66,7 +66,7 @@ class ModelRegistry:
     @property
     def names(self) -> list[str]:
         """Served names in the order of the models, without failed ones."""
-        return [handle.served.name for handle in self.all]
+        return [handle.name for handle in self.all]
 
     def check_broken(self, name: str) -> None:
         """Raises Unavailable for the name of a failed model."""
@@ -94,7 +94,7 @@ class ModelRegistry:
 
     def able(self, capability: Capability) -> ModelHandle:
         """Returns the first model with this capability, or the first of all if none has it."""
-        return next((handle for handle in self.all if handle.served.suits(capability)), self.first)
+        return next((handle for handle in self.all if handle.suits(capability)), self.first)
 
     def most(self, option: str) -> int:
         """Returns the largest value of a limit that each model may set."""
@@ -105,7 +105,7 @@ class ModelRegistry:
     def write_metrics(self) -> None:
         self.metrics.held_bytes = self.held.total
         for handle in self.all:
-            self.metrics.queues[handle.served.name] = handle.admission.admitted_tokens, handle.admission.queue_limit
+            self.metrics.queues[handle.name] = handle.admission.admitted_tokens, handle.admission.queue_limit
         self.metrics.write()
 
     def close(self) -> None:
@@ -192,12 +192,12 @@ class ModelSelector:
     def can(self) -> bool:
         """True if the default model supports this route."""
         capability = self._capability
-        return self.default.served.suits(dataclasses.replace(capability, needs_one=NO_TASK))
+        return self.default.suits(dataclasses.replace(capability, needs_one=NO_TASK))
 
     def check(self, handle: ModelHandle) -> None:
         """Raises TaskMissing if a model lacks a capability of the route."""
         capability = self._capability
-        handle.served.check_tasks(
+        handle.check_tasks(
             capability.needs, reranks=capability.reranks, entails=capability.entails, decides=capability.decides
         )
 
@@ -234,12 +234,12 @@ class ModelSelector:
         return selected
 
     def _other(self, selected: ModelHandle, name: str) -> ModelUnknown:
-        reason = f"must be {selected.served.name}, which the path names"
+        reason = f"must be {selected.name}, which the path names"
         return ModelUnknown(reason, "model", value=describe_name(name))
 
     def _able(self, capability: Capability) -> ModelHandle:
         """Returns the first model with the capability, or the route's default."""
         if capability not in self._by_capability:
-            able = (handle for handle in (self.default, *self.registry.all) if handle.served.suits(capability))
+            able = (handle for handle in (self.default, *self.registry.all) if handle.suits(capability))
             self._by_capability[capability] = next(able, self.default)
         return self._by_capability[capability]

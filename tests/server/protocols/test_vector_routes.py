@@ -217,6 +217,6 @@ def test_a_default_prompt_of_the_servers_own_replaces_the_models(
         default_prompt_name=None if adapters else "a", heads=Heads(multi_vector=None if adapters else roles),
     )  # fmt: skip
     anything: Any = SimpleNamespace(admissions=[None])
-    resolve = ModelHandle(config, model, anything, anything, anything, anything).served.resolve_options
+    resolve = ModelHandle(config, model, anything, anything, anything, anything).resolve_options
     assert [resolve(is_query=is_query) for is_query in (None, True, False)[: len(expected)]] == expected
     assert resolve(prompt_name="a", is_query=True)[0] == resolve("a" if adapters else None, "a")[0] == "a: "
