@@ -47,6 +47,7 @@ class Options(LoadOptions, total=False):
     dimensions: int | None
     is_query: bool
     raw: bool
+    instruction: str | None
 
 
 class Embedder:
@@ -58,6 +59,8 @@ class Embedder:
     multi     texts             adapter, is_query                 list<FixedSizeList<float32>[columns]>
     score     both of a pair    raw                               float32
     classify  texts, or both    raw                               list<struct<label: string, score: float32>>
+
+    All but classify take `instruction`, too.
     """
 
     def __init__(
@@ -149,18 +152,23 @@ def _multi(engine: Engine, inputs: Sequence[str], options: Mapping[str, Any]) ->
 _KINDS = {
     "embed": _Kind(
         "embedding",
-        ("adapter", "normalize", "dimensions"),
+        ("adapter", "normalize", "dimensions", "instruction"),
         (1,),
         lambda engine, inputs, options: vectors(engine.embed(inputs, **options)),
     ),
     "sparse": _Kind(
         "sparse",
-        ("adapter",),
+        ("adapter", "instruction"),
         (1,),
         lambda engine, inputs, options: sparse_vectors(engine.embed_sparse(inputs, **options)),
     ),
-    "multi": _Kind("vectors", ("adapter", "is_query"), (1,), _multi),
-    "score": _Kind("score", ("raw",), (2,), lambda engine, inputs, options: pa.array(engine.score(inputs, **options))),
+    "multi": _Kind("vectors", ("adapter", "is_query", "instruction"), (1,), _multi),
+    "score": _Kind(
+        "score",
+        ("raw", "instruction"),
+        (2,),
+        lambda engine, inputs, options: pa.array(engine.score(inputs, **options)),
+    ),
     "classify": _Kind(
         "classes",
         ("raw",),

@@ -177,6 +177,7 @@ def test_a_batch_of_another_format(minilm: Embedder) -> None:
         ({"batch_size": 64}, "`batch_size` is not an option of the task embed"),
         ({"dimensions": 1000}, "`dimensions` must be from 1 to 384, found 1000"),
         ({"prompt_name": "query"}, "`prompt_name` 'query' is not known"),
+        ({"instruction": "Find."}, "`instruction` is not read by this model"),
         ({"task": "score"}, "the task score reads 2 columns; `column` names text"),
         ({"column": ("a", "b")}, "the task embed reads 1 columns; `column` names a, b"),
         ({"model": "./no-such-folder"}, r"no such folder: \./no-such-folder"),
