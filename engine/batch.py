@@ -81,7 +81,7 @@ class PackedBatch:
             prefixes=prefixes,
         )
 
-    def check(self, has: Task, width: int, adapters: int, shares: Task = NO_TASK) -> None:
+    def check(self, has: Task, width: int, adapters: int, shares: int = NO_TASK) -> None:
         """Raise EncoderError where a sequence wants what a model with these tasks and adapters does not have.
 
         A sequence wants at least one task; its `dimensions` are 0 … `width`. One with a prefix wants only tasks of

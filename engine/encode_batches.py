@@ -42,7 +42,9 @@ def encode_batches(
 
     # Longest first: the largest allocations come first, and a progress bar speeds up instead of slowing down.
     order, starts = by_length(encoded.lengths), cumulative(encoded.lengths)
-    shared = 0 if encoded.token_types is not None else common_prefix(encoded.ids, encoded.lengths, tasks, encoder)
+    shared = (
+        0 if encoded.token_types is not None else common_prefix(encoded.ids, encoded.lengths, tasks, encoder.sharing)
+    )
     for span in spans(encoded.lengths[order], budget, shared, encoder.batch_tokens):
         numbers = order[span]
         batch = packed(gathered(encoded, numbers, starts), dimensions=dimensions, normalize=normalize)

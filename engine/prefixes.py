@@ -9,8 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from embert.engine.batch import PackedBatch
-from embert.engine.encoders.base import Encoder
-from embert.engine.tasks import Task
+from embert.engine.tasks import Sharing
 
 Ints = npt.NDArray[np.int32]
 
@@ -19,18 +18,18 @@ LEAST_TOKENS, LEAST_SHARE = 16, 1 / 16
 _FIRST_COLUMNS, _MOST_COLUMNS = 16, 1024  # compared in the first step, and in one step, of all texts
 
 
-def common_prefix(ids: Ints, lengths: Ints, tasks: Task, encoder: Encoder) -> int:
-    """Number of first tokens that all texts have in common; 0: too few, or the encoder does not share those of `tasks`.
+def common_prefix(ids: Ints, lengths: Ints, tasks: int, sharing: Sharing) -> int:
+    """Number of first tokens that all texts have in common; 0: too few, or those of `tasks` are not shared.
 
     `ids` [T] are those of all texts, end to end. Each text keeps at least its last token, whose row is read. Takes time
     linear in the tokens that are in common, and for texts that differ at once, linear in their number.
     """
-    if len(lengths) < 2 or tasks & ~encoder.shares or lengths.min() < encoder.prefix_least_text:
+    if len(lengths) < 2 or tasks & ~sharing.tasks or lengths.min() < sharing.least_text:
         return 0
     longest = int(lengths.min()) - 1
     stops = np.cumsum(lengths, dtype=np.int64)
     starts = stops - lengths
-    if encoder.padding_id is not None and (ids[stops - 1] == encoder.padding_id).any():
+    if sharing.padding_id is not None and (ids[stops - 1] == sharing.padding_id).any():
         return 0
     done, columns = 0, _FIRST_COLUMNS
     while done < longest:
@@ -40,9 +39,9 @@ def common_prefix(ids: Ints, lengths: Ints, tasks: Task, encoder: Encoder) -> in
         if not same.all():
             break
         columns = min(2 * columns, _MOST_COLUMNS)
-    done -= done % encoder.prefix_step
+    done -= done % sharing.step
     saved = done * (len(lengths) - 1)
-    least = max(LEAST_SHARE * len(ids), encoder.prefix_least_saved)
+    least = max(LEAST_SHARE * len(ids), sharing.least_saved)
     return done if done >= LEAST_TOKENS and saved >= least else 0
 
 

@@ -6,6 +6,7 @@ Requests of different tasks share a batch: the layers run once, and each head ru
 from __future__ import annotations
 
 import enum
+from dataclasses import dataclass
 
 
 class Task(enum.IntFlag):
@@ -23,6 +24,20 @@ class Task(enum.IntFlag):
 
 ALL_TASKS = tuple(Task)
 NO_TASK = Task(0)
+
+
+@dataclass(frozen=True, slots=True)
+class Sharing:
+    """The texts of a request that an encoder lets continue the first one (PackedBatch.prefixes)."""
+
+    tasks: int = NO_TASK  # texts with these tasks only
+    padding_id: int | None = None  # no text that ends with this token
+    step: int = 1  # the tokens in common are a multiple of it
+    least_text: int = 0  # no text of fewer tokens
+    least_saved: int = 0  # tokens of a request; where they are fewer, none of its texts
+
+
+NO_SHARING = Sharing()
 
 _NAMES = {
     Task.EMBED: "embed",

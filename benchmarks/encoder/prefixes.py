@@ -25,7 +25,7 @@ from embert import engine
 from embert.engine.encode_batches import encode_batches
 from embert.engine.engine import batch_budget
 from embert.engine.prefixes import common_prefix
-from embert.engine.tasks import NO_TASK, Task
+from embert.engine.tasks import NO_SHARING, Task
 from embert.engine.tokenization.encoded import Encoded
 
 # Texts, tokens of their prefix, and least and most tokens after it.
@@ -48,7 +48,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         (folder / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": 2048}))
         model = engine.load_model(str(folder), pooling="last-token")
         encoder = engine.load_encoder(model, device=options.device)
-    random, shares = np.random.default_rng(0), encoder.shares
+    random, rules = np.random.default_rng(0), encoder.sharing
     clock = time.process_time if encoder.device == "cpu" else time.perf_counter
     figures: list[dict[str, str | int | float]] = []
     rows: list[list[str]] = []
@@ -57,13 +57,13 @@ def main(argv: Sequence[str] | None = None) -> None:
         lengths = (prefix + random.integers(low, high + 1, texts)).astype(np.int32)
         ids = np.concatenate([np.append(head, random.integers(0, 32_000, length - prefix)) for length in lengths])
         encoded = Encoded(ids.astype(np.int32), lengths, 0)
-        encoder.shares = shares
-        shared = common_prefix(encoded.ids, lengths, Task.EMBED, encoder)
+        encoder.sharing = rules
+        shared = common_prefix(encoded.ids, lengths, Task.EMBED, encoder.sharing)
         seconds: dict[bool, list[float]] = {True: [], False: []}
         vectors: dict[bool, npt.NDArray[np.float32]] = {}
         for _ in range(options.rounds):
             for sharing, lasted_s in seconds.items():
-                encoder.shares = shares if sharing else NO_TASK
+                encoder.sharing = rules if sharing else NO_SHARING
                 began = clock()
                 batches = encode_batches(encoder, encoded, Task.EMBED, budget=batch_budget(model, encoder))
                 numbers, outputs = zip(*batches, strict=True)

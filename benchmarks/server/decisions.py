@@ -33,7 +33,7 @@ from embert.engine.decisions import second_texts
 from embert.engine.encoders.base import Encoder
 from embert.engine.files.tokenizer_config import QWEN_PATTERN
 from embert.engine.model import Model
-from embert.engine.tasks import NO_TASK
+from embert.engine.tasks import NO_SHARING
 
 TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
@@ -47,7 +47,7 @@ QUESTION_TOKENS = 5  # of instructions: options and template add about 43
 def unshared(model: Model, **options: Any) -> Encoder:
     """The usual encoder, without shared prefixes. Loaded by `--encoder`."""
     encoder = load_encoder(model, **options)
-    encoder.shares = NO_TASK
+    encoder.sharing = NO_SHARING
     return encoder
 
 

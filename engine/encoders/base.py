@@ -13,7 +13,7 @@ from embert.engine.errors import EncoderError
 from embert.engine.model import Model
 from embert.engine.models.encoder_config import DynamicNtk
 from embert.engine.quantization.accuracy import Int8Accuracy
-from embert.engine.tasks import NO_TASK, Task
+from embert.engine.tasks import NO_SHARING, NO_TASK, Sharing, Task
 
 
 def check_finite(
@@ -61,11 +61,7 @@ class Encoder(Protocol):
     max_batch_tokens: int  # the largest T that submit takes
     choice: str  # why load_encoder chose this encoder, for the start-up log; set by load_encoder
     int8_accuracy: Int8Accuracy | None = None  # against the default dtype; set by load_encoder for int8
-    shares: Task = NO_TASK  # tasks of texts that may continue another one (PackedBatch.prefixes)
-    padding_id: int | None = None  # no text that ends with this token may
-    prefix_step: int = 1  # the tokens that they share are a multiple of it
-    prefix_least_text: int = 0  # no text of fewer tokens may
-    prefix_least_saved: int = 0  # tokens of a request; where they are fewer, none of its texts may
+    sharing: Sharing = NO_SHARING
 
     @property
     def batch_tokens(self) -> int:

@@ -163,7 +163,7 @@ class EngineStage:
         types = buffers.view(block, "token types") if "token types" in block.arrays else None
         offsets = np.zeros(len(lengths) + 1, np.int64)
         np.cumsum(lengths, out=offsets[1:])
-        shared = 0 if types is not None else common_prefix(ids, lengths, job.task, self._encoder)
+        shared = 0 if types is not None else common_prefix(ids, lengths, job.task, self._encoder.sharing)
         batches = list(spans(lengths, self._budget, shared, self._encoder.batch_tokens))
         values = None
         if job.task == Task.EMBED:

@@ -182,11 +182,13 @@ class Admission:
 
     # --- one request ---
 
-    def tokens_of(self, encoded: Encoded) -> int:
-        """Queue cost of all texts of a request."""
+    def tokens_of(self, encoded: Encoded, prefix: int = 0) -> int:
+        """Queue cost of all texts of a request, which have `prefix` first tokens in common."""
+        repeats = encoded.sequences - 1
         if self.counts is None or encoded.lengths.max() <= PLAIN_TOKENS:
-            return encoded.tokens
-        return sum(self.counts.of(encoded.lengths.tolist()))
+            return encoded.tokens - prefix * repeats
+        shared, *counts = self.counts.of([prefix, *encoded.lengths.tolist()])
+        return sum(counts) - shared * repeats
 
     def check_time(self, options: RequestOptions) -> None:
         """Raise Unavailable once the deadline has passed."""

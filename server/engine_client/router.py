@@ -23,6 +23,7 @@ import numpy.typing as npt
 from embert.engine import Encoded, Task, TaskOutput
 from embert.engine.batch import cumulative
 from embert.engine.models.flops import PLAIN_TOKENS
+from embert.engine.prefixes import common_prefix
 from embert.engine.tasks import ALL_TASKS
 from embert.server.engine_client.admission import Admission
 from embert.server.engine_client.background import keep_running
@@ -196,9 +197,11 @@ class Router:
         they are admitted, `note_failure` gets the engine that had them last (-1: none) and the seconds since.
         """
         admission = self.admissions[model]
-        tokens = encoded.tokens
-        if tokens > PLAIN_TOKENS:
-            tokens = admission.tokens_of(encoded)
+        tokens, prefix = encoded.tokens, 0
+        if len(encoded.lengths) > 1:
+            prefix = self._prefix(encoded, tasks, model)
+        if prefix or tokens > PLAIN_TOKENS:
+            tokens = admission.tokens_of(encoded, prefix)
         counted = admission.check(tokens, options)
         now = time.monotonic()
         message = EncodeRequest(
@@ -217,6 +220,7 @@ class Router:
             trace=b"" if trace is None else trace.context,
             prompt_tokens=encoded.prompt_tokens,
             queries=queries,
+            prefix=prefix,
         )
         pending = PendingRequest(message.id, message, encoded, self._loop.create_future(), receive, options)
         self._pending[message.id] = pending
@@ -245,6 +249,13 @@ class Router:
             # The future holds the exception that it raised here, whose traceback holds this frame and its callers',
             # with the texts: another cycle, if the frame held the future.
             del pending
+
+    def _prefix(self, encoded: Encoded, tasks: Task, model: int) -> int:
+        """Number of first tokens that a batch has once for all texts of the request."""
+        info = self.infos[model]
+        if info is None or encoded.token_types is not None:
+            return 0
+        return common_prefix(encoded.ids, encoded.lengths, tasks, info.sharing)
 
     def _has_run(self, pending: PendingRequest) -> bool:
         """True if texts of the request have run or are running."""

@@ -111,6 +111,7 @@ class LoadedModel:
             load_s=load_s,
             full_batch_s=self.full_batch_s,
             longest_text_s=self._longest_text_s,
+            sharing=encoder.sharing,
         )
 
     @property

@@ -13,10 +13,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Hashable
 
 import numpy as np
-import numpy.typing as npt
 
-from embert.engine import Task
-from embert.engine.prefixes import common_prefix
 from embert.server.engine_worker.batches import batch_of
 from embert.server.engine_worker.lanes import Request
 from embert.server.engine_worker.loaded_model import LoadedModel
@@ -99,11 +96,8 @@ class WorkQueue:
         """Queue a request. `slowest` are the tokens a second of the slowest model, 0 if one is unknown."""
         tokens = len(message.ids) // _ID_BYTES
         one_text = len(message.lengths) == _ID_BYTES  # most requests
-        lengths, prefix = [tokens], 0
-        if not one_text:
-            array = np.frombuffer(message.lengths, np.int32)
-            lengths, prefix = array.tolist(), self._prefix(message, array)
-            tokens -= prefix * (len(lengths) - 1)
+        lengths = [tokens] if one_text else np.frombuffer(message.lengths, np.int32).tolist()
+        tokens -= message.prefix * (len(lengths) - 1)
         if not message.low_priority:
             self._interactive_at = now
         if message.model not in self._models:
@@ -121,18 +115,18 @@ class WorkQueue:
         try:
             self._scheduler.add(
                 Request(
-                    message.id, lengths, message.model, message.deadline, message.low_priority, channel, message, prefix
+                    message.id,
+                    lengths,
+                    message.model,
+                    message.deadline,
+                    message.low_priority,
+                    channel,
+                    message,
+                    message.prefix,
                 )
             )
         except ValueError as error:
             self._fail(channel, message, "backend", str(error))
-
-    def _prefix(self, message: EncodeRequest, lengths: npt.NDArray[np.int32]) -> int:
-        """Number of first tokens that a batch has once for all texts of the request."""
-        model = self._models.get(message.model)
-        if model is None or message.token_types:
-            return 0
-        return common_prefix(np.frombuffer(message.ids, np.int32), lengths, Task(message.tasks), model.encoder)
 
     def _fail(self, channel: Channel, message: EncodeRequest, error: str, detail: str = "") -> None:
         self._send(channel, [PartialResult.failure(message.id, error, detail)])

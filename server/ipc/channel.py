@@ -47,6 +47,7 @@ class EncodeRequest(msgspec.Struct, array_like=True):
     trace: bytes = b""  # of a sampled request: trace id, id of its span, `tracestate`
     prompt_tokens: int = 0  # first tokens of each text, which pooling leaves out
     queries: bytes = b""  # bool [n]: texts that are queries, which documents after them are scored with; empty: none
+    prefix: int = 0  # first tokens that all texts have in common, and that a batch has once
 
 
 class Submit(msgspec.Struct, array_like=True):

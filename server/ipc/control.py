@@ -13,6 +13,7 @@ from typing import Literal
 
 import msgspec
 
+from embert.engine.tasks import NO_SHARING, Sharing
 from embert.server.config import ModelConfig, ServeConfig
 
 
@@ -30,6 +31,7 @@ class ModelInfo(msgspec.Struct, frozen=True):
     load_s: float
     full_batch_s: float  # duration of a batch of short texts that fill the token budget
     longest_text_s: float  # expected duration of the longest text
+    sharing: Sharing = NO_SHARING
 
 
 class ModelState(msgspec.Struct, frozen=True):

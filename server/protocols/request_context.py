@@ -325,7 +325,8 @@ class RequestContext:
         """
         handle = self.handle
         self.breakdown.characters = texts.characters
-        least = partial(texts.least_tokens, handle.model.max_input_length, options)
+        shares = handle.engine is not None and handle.engine.sharing.tasks > 0
+        least = partial(texts.least_tokens, handle.model.max_input_length, options, shares=shares)
 
         def encode(pairs: TextPairs, *arguments: Any) -> Awaitable[Encoded]:
             prompt = handle.default_prompt

@@ -122,8 +122,11 @@ class TextPairs:
     def first(self, index: int) -> str:
         return self.firsts[0 if len(self.firsts) == 1 else index]
 
-    def least_tokens(self, longest: int, options: TokenizeOptions) -> int:
-        """A lower bound for pairs cut to `longest` tokens: no token spans a space. Reads only the beginning."""
+    def least_tokens(self, longest: int, options: TokenizeOptions, *, shares: bool = False) -> int:
+        """A lower bound for pairs cut to `longest` tokens: no token spans a space. Reads only the beginning.
+
+        With `shares` a first text of all pairs counts once.
+        """
         longest = min(longest, options.limit or longest)
         most_first, most_second = (
             min(limit or longest, longest) for limit in (options.first_limit, options.second_limit)
@@ -140,6 +143,8 @@ class TextPairs:
                 second_words = _words(second, max(left, 0), most_second)
                 left -= len(second)
             tokens += min(first_words + second_words, longest)
+            if shares:
+                first_words = 0
         return tokens
 
     def of_kind(self, *, single: bool, filler: str) -> TextPairs:

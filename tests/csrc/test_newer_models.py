@@ -136,7 +136,7 @@ def test_shared_prefixes_change_no_bits(tmp_path: Path, columns: int, window: in
         tmp_path, "Qwen3's", pooling="last-token", max_positions=LONGEST, head_columns=columns, attention=attention
     )
     encoder, random = make_encoder(model, max_batch_tokens=4096, dtype=dtype), np.random.default_rng(5)
-    assert encoder.shares == Task.EMBED
+    assert encoder.sharing.tasks == Task.EMBED
 
     def drawn(tokens: int) -> npt.NDArray[np.int32]:
         return random.integers(0, model.config.vocab_size, tokens).astype(np.int32)

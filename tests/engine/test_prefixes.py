@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,7 @@ from embert.engine.encode_batches import encode_batches, spans
 from embert.engine.encoders.cpu.encoder import CpuEncoder
 from embert.engine.errors import EncoderError
 from embert.engine.prefixes import common_prefix, continue_first
-from embert.engine.tasks import NO_TASK, Task
+from embert.engine.tasks import NO_SHARING, NO_TASK, Sharing, Task
 from embert.engine.tokenization.encoded import Encoded
 from tests.engine.conftest import Floats, random_sequences, small_tokenizer
 from tests.engine.test_decisions import QUESTIONS, QWEN_TEMPLATE, STATE, language_model
@@ -43,7 +42,7 @@ def encoder_of(folder: Path, case: str, dtype: str = "float32", **config: Any) -
 def test_bits_do_not_depend_on_a_shared_prefix(case: str, dtype: str, tmp_path: Path) -> None:
     """Several prefixes in one batch, next to texts without one, in any order and cut anywhere."""
     encoder, random = encoder_of(tmp_path / "model", case, dtype), np.random.default_rng(1)
-    assert encoder.shares == Task.EMBED
+    assert encoder.sharing.tasks == Task.EMBED
     for shared in (1, 15, 16, 97, 200):
         texts, prefixes = [*random_sequences([5, 130], 64)], [(0, 0), (0, 0)]
         for seed in (shared, shared + 1):
@@ -66,7 +65,7 @@ def test_other_models_and_poolings_share_nothing(case: str, pooling: str, tmp_pa
     build(tmp_path / "model", case)
     small_tokenizer(64).save(str(tmp_path / "model" / "tokenizer.json"))
     encoder = CpuEncoder(engine.load_model(str(tmp_path / "model"), pooling=pooling))
-    assert encoder.shares == NO_TASK
+    assert encoder.sharing == NO_SHARING
     with pytest.raises(EncoderError, match="sequence 1 cannot continue 2 tokens"):
         encoder.submit(continue_first(engine.pack(random_sequences([5, 5], 64)), 2))
     encoder.close()
@@ -83,17 +82,9 @@ def test_prefixes_that_the_batch_does_not_have(wrong: tuple[int, int], tmp_path:
 
 
 def test_prefix_of_texts() -> None:
-    def found(*texts: Sequence[int], tasks: Task = Task.CLASSIFY, **encoder: Any) -> int:
+    def found(*texts: Sequence[int], tasks: Task = Task.CLASSIFY, shares: Task = Task.CLASSIFY, **rules: Any) -> int:
         batch = engine.pack([np.array(text, np.int32) for text in texts])
-        defaults = {
-            "shares": Task.CLASSIFY,
-            "padding_id": None,
-            "prefix_step": 1,
-            "prefix_least_text": 0,
-            "prefix_least_saved": 0,
-        }
-        of: Any = SimpleNamespace(**{**defaults, **encoder})
-        return common_prefix(batch.ids, np.diff(batch.cu_seqlens), tasks, of)
+        return common_prefix(batch.ids, np.diff(batch.cu_seqlens), tasks, Sharing(shares, **rules))
 
     many = list(range(100))
     assert found([*many, 1], [*many, 2, 3], [*many, 2]) == 100
@@ -104,13 +95,13 @@ def test_prefix_of_texts() -> None:
     assert found(many, many, tasks=Task.CLASSIFY | Task.TOKENS) == found(many, many, shares=NO_TASK) == 0
     assert found(many, [*many, 7], padding_id=7) == 0  # the row of an earlier token is read
     assert found(many, [*many, 7], padding_id=8) == 99
-    assert found(many, many, prefix_step=8) == 96
-    assert found(many[:20], many[:20], prefix_step=8) == 16
-    assert found(many[:23], many[:23], prefix_step=32) == 0
-    assert found(many[:32], many, prefix_least_text=33) == 0
-    assert found(many[:33], many, prefix_least_text=33) == 32
-    assert found(many, many, prefix_least_saved=99) == 99
-    assert found(many, many, prefix_least_saved=100) == 0
+    assert found(many, many, step=8) == 96
+    assert found(many[:20], many[:20], step=8) == 16
+    assert found(many[:23], many[:23], step=32) == 0
+    assert found(many[:32], many, least_text=33) == 0
+    assert found(many[:33], many, least_text=33) == 32
+    assert found(many, many, least_saved=99) == 99
+    assert found(many, many, least_saved=100) == 0
 
 
 def test_batches_of_one_call_share_its_prefix(tmp_path: Path) -> None:
@@ -139,7 +130,7 @@ def test_questions_about_a_state_share_it(tmp_path: Path) -> None:
         submit = loaded.encoder.submit
         loaded.encoder.submit = lambda batch: tokens.append(batch.tokens) or submit(batch)  # type: ignore[method-assign,func-returns-value]
         assert loaded.decide(STATE * 5, QUESTIONS) == alone
-        loaded.encoder.shares = NO_TASK
+        loaded.encoder.sharing = NO_SHARING
         assert loaded.decide(STATE * 5, QUESTIONS) == alone
     shared, unshared = tokens
     assert unshared - shared >= 2 * 5 * len(STATE.split())

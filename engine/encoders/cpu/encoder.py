@@ -35,7 +35,7 @@ from embert.engine.heads.description import LabelDecider, MarkerDecider
 from embert.engine.heads.embedding import EmbeddingHead
 from embert.engine.host import cpu_name, keep_freed_memory, usable_cores, usable_cpus
 from embert.engine.model import Model
-from embert.engine.tasks import ALL_TASKS, NO_TASK, Task
+from embert.engine.tasks import ALL_TASKS, NO_SHARING, Sharing, Task
 from embert.engine.weights.checkpoint import Checkpoint
 
 # On a CPU a larger batch gives no more tokens a second, only a longer wait. A longer text gets its own batch.
@@ -117,8 +117,8 @@ class CpuEncoder(Encoder):
         if isinstance(decider, LabelDecider):
             self._has |= Task.LABEL_MASS
         self._types_of_questions = isinstance(decider, MarkerDecider)  # are what token types mean, to the head only
-        self.padding_id = None if classifier is None else classifier.padding_id
-        self.shares = shared_tasks(model) if self.has_prefixes else NO_TASK
+        self._padding_id = None if classifier is None else classifier.padding_id
+        self.sharing = Sharing(shared_tasks(model), self._padding_id) if self.has_prefixes else NO_SHARING
         head = model.heads.multi_vector
         self._unattended = None if head is None else head.unattended
         keep_freed_memory()
@@ -161,7 +161,7 @@ class CpuEncoder(Encoder):
             raise ValueError(
                 f"a batch of {batch.tokens} tokens is over this encoder's limit of {self.max_batch_tokens}"
             )
-        batch.check(self._has, self.width, self._adapters, self.shares)
+        batch.check(self._has, self.width, self._adapters, self.sharing.tasks)
         starts = batch.cu_seqlens[:-1].astype(np.int64)
         lengths = np.diff(batch.cu_seqlens).astype(np.int64)
         whole = lengths if batch.prefixes is None else lengths + batch.prefixes[:, 1]
@@ -263,7 +263,7 @@ class CpuEncoder(Encoder):
         one_row = self._one_row(tasks)
         token_types = None if ticket.token_types is None else ticket.token_types[run.tokens]
         chosen = one_row_each(groups, one_row) if one_row else None
-        if chosen is not None and Task.CLASSIFY in tasks and (ids[chosen] == self.padding_id).any():
+        if chosen is not None and Task.CLASSIFY in tasks and (ids[chosen] == self._padding_id).any():
             chosen = None  # the classifier takes an earlier row
         rows = self._transformer(
             ids,

@@ -48,7 +48,7 @@ from embert.engine.errors import EncoderError, EncoderLost, HeadMisfit, Misfit, 
 from embert.engine.heads.embedding import EmbeddingHead
 from embert.engine.model import Model
 from embert.engine.models.encoder_config import EncoderConfig
-from embert.engine.tasks import Task
+from embert.engine.tasks import Sharing, Task
 from embert.engine.weights.checkpoint import Checkpoint
 
 DEFAULT_MAX_BATCH_TOKENS = 16384
@@ -119,9 +119,6 @@ class CudaEncoder(Encoder):
     """
 
     name = "cuda"
-    prefix_step = 8  # of the extension's kernels (csrc/ops/attention_work.h)
-    prefix_least_text = 33  # shorter texts take other kernels
-    prefix_least_saved = 256  # a small batch without prefixes runs as a graph, which saves the host a millisecond
 
     def __init__(
         self,
@@ -154,8 +151,14 @@ class CudaEncoder(Encoder):
         token_classifier = model.heads.token_classifier
         self._token_logits = None if token_classifier is None else TokenLogits(token_classifier)
         classifier = model.heads.classifier
-        self.padding_id = None if classifier is None else classifier.padding_id
-        self.shares = shares_tasks(model)
+        self._padding_id = None if classifier is None else classifier.padding_id
+        self.sharing = Sharing(
+            shares_tasks(model),
+            self._padding_id,
+            step=8,  # of the extension's kernels (csrc/ops/attention_work.h)
+            least_text=33,  # shorter texts take other kernels
+            least_saved=256,  # a small batch without prefixes runs as a graph, which saves the host a millisecond
+        )
         self._gemm, self._fold, self._graphs = gemm, fold, int(captured_tasks(model)) if graphs else 0
         self._encoders: list[Any] = []  # the extension's: without an adapter, then with each
         self.fold_refusal = ""
@@ -281,9 +284,9 @@ class CudaEncoder(Encoder):
 
         Raises EncoderError for a batch that the extension refuses, EncoderLost if the device has failed.
         """
-        batch.check(self._has, self.width, len(encoders_of(self._config)) - 1, self.shares)
-        if self.padding_id is not None:
-            batch = without_padding(batch, self.padding_id)
+        batch.check(self._has, self.width, len(encoders_of(self._config)) - 1, self.sharing.tasks)
+        if self._padding_id is not None:
+            batch = without_padding(batch, self._padding_id)
         flights: list[InFlightSlice] = []
         try:
             for part in parts_of(batch):

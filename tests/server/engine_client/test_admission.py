@@ -15,6 +15,8 @@ from embert.engine import Encoded, load_model
 from embert.engine.models.flops import TokenCounts
 from embert.server.config import ServeConfig
 from embert.server.engine_client.admission import Admission, wait_s, work_within
+from embert.server.engine_worker.lanes import BatchLimits, Request
+from embert.server.engine_worker.throughput import ThroughputEstimate
 from embert.server.http.errors import Overloaded, Unavailable
 from embert.server.http.request_head import RequestOptions
 from embert.server.ipc.channel import EngineStatus
@@ -104,13 +106,17 @@ def test_long_texts_count_as_more_tokens_than_they_have() -> None:
     """The scheduler, whose rate sets the limit, counts the same."""
     admission = admission_of([1000.0])
 
-    def counted(*lengths: int) -> int:
-        return admission.tokens_of(Encoded(np.zeros(sum(lengths), np.int32), np.array(lengths, np.int32), 0))
+    def counted(*lengths: int, prefix: int = 0) -> int:
+        return admission.tokens_of(Encoded(np.zeros(sum(lengths), np.int32), np.array(lengths, np.int32), 0), prefix)
 
+    assert counted(30, 50, 40, prefix=20) == 80
     assert counted(20_000, 3) == 20_003  # of a model without long texts
     admission.counts = TokenCounts(load_model().config)
     assert (counted(512), counted(500, 500)) == (512, 1000)
     assert counted(20_000, 3) == admission.counts.of([20_000])[0] + 3 > 100_000
+    scheduled = Request("", [20_000, 900], prefix=800)
+    BatchLimits(ThroughputEstimate(1000), 1000, 20_000, admission.counts).count(scheduled, 20_000)
+    assert counted(20_000, 900, prefix=800) == scheduled.tokens
 
 
 @pytest.mark.parametrize(

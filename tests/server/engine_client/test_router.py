@@ -6,14 +6,19 @@ import asyncio
 import gc
 import time
 
+import msgspec
+import numpy as np
 import pytest
 
+from embert.engine import Encoded, Task
+from embert.engine.tasks import Sharing
 from embert.server.engine_client.router import EncodeResult
 from embert.server.http.errors import InferenceFailed, Unavailable
-from embert.server.ipc.control import EngineState
+from embert.server.ipc.control import EngineState, ModelState
 from embert.server.ipc.shared_counters import SharedCounters
 from tests.server.engine_client.fake_engine import (
     FAILED,
+    INFO,
     LOADING,
     READY,
     Scene,
@@ -52,6 +57,19 @@ async def test_parts_of_a_lost_engine_are_not_taken_for_its_successors(stage: Sc
     new.send_rows(again.id, 1, [[2.0, 2.0], [3.0, 3.0]])
     assert await vectors_of(result) == [[1, 1], [2, 2], [3, 3]]
     assert router.pending == 0
+
+
+@scene
+async def test_prefix_of_a_request_counts_once(stage: Scene) -> None:
+    texts = Encoded(np.array([*range(40), 1, *range(40), 2], np.int32), np.array([41, 41], np.int32), 0)
+    for tasks, prefix in ((Task.EMBED, 40), (Task.DECIDE | Task.LABEL_MASS, 0)):
+        router, engine = stage.router("a"), stage.engine()
+        info = msgspec.structs.replace(INFO, sharing=Sharing(tasks))
+        state = engine.ready(a=ModelState("ready", "", info))
+        router.engine_changed(msgspec.json.decode(msgspec.json.encode(state), type=EngineState))
+        ask(router, texts)
+        assert (await engine.request()).prefix == prefix
+        assert router.admissions[0].admitted_tokens == 82 - prefix
 
 
 @scene

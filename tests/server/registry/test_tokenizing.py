@@ -45,6 +45,7 @@ def test_the_bounds_hold(
 
 def test_words_are_counted_in_the_beginning_only() -> None:
     assert TextPairs(["two words"], ["and three more"] * 4).least_tokens(256, DEFAULT_OPTIONS) == 20
+    assert TextPairs(["two words"], ["and three more"] * 4).least_tokens(256, DEFAULT_OPTIONS, shares=True) == 14
     assert TextPairs(["two words"], ["and three more", None]).least_tokens(256, DEFAULT_OPTIONS) == 7
     assert TextPairs(["two words"], ["and three more"] * 4).least_tokens(256, TokenizeOptions(limit=4)) == 16
     assert (
