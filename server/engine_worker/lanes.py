@@ -42,25 +42,8 @@ class Request:
     """
 
     __slots__ = (
-        "channel",
-        "counted",
-        "deadline",
-        "deficit",
-        "has_quantum",
-        "key",
-        "least",
-        "lengths",
-        "low_priority",
-        "message",
-        "model",
-        "offsets",
-        "prefix",
-        "scores",
-        "shared",
-        "taken",
-        "texts",
-        "tokens",
-        "weights",
+        "channel", "counted", "deadline", "deficit", "has_quantum", "key", "least", "lengths", "low_priority",
+        "message", "model", "offsets", "prefix", "scores", "shared", "taken", "texts", "tokens", "weights",
     )  # fmt: skip
 
     def __init__(

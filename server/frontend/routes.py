@@ -26,7 +26,6 @@ from embert.server.protocols import (
     cohere,
     decisions,
     hugging_face,
-    nvidia,
     ollama,
     openai,
     rerank,
@@ -214,7 +213,7 @@ ROUTES: tuple[TaskRoute | Operation, ...] = (
     ),
     TaskRoute(
         "/v1/ranking", OPENAI, "Passages by their relevance to a query, NVIDIA's way",
-        nvidia.ranking, nvidia.RankingRequest, nvidia.NvidiaRanking,
+        rerank.ranking, rerank.RankingRequest, rerank.NvidiaRanking,
         {"query": {"text": "a cat"}, "passages": [{"text": "a car"}, {"text": "a kitten"}]},
         reranks=True,
     ),

@@ -153,19 +153,9 @@ class Reload(msgspec.Struct, tag=True):
 
 
 Message = (
-    EngineState
-    | StartHttp
-    | StartEngine
-    | LoadModel
-    | Progress
-    | ModelReady
-    | ModelFailed
-    | Ready
-    | Failed
-    | Drain
-    | Drained
-    | Reload
-)
+    EngineState | StartHttp | StartEngine | LoadModel | Progress | ModelReady | ModelFailed | Ready | Failed | Drain
+    | Drained | Reload
+)  # fmt: skip
 _encoder = msgspec.json.Encoder()
 _decoder: msgspec.json.Decoder[Message] = msgspec.json.Decoder(Message)
 

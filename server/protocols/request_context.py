@@ -64,22 +64,8 @@ class RequestContext:
     """
 
     __slots__ = (
-        "_body",
-        "_is_query",
-        "_param",
-        "_says_model",
-        "_selector",
-        "_shared",
-        "_size",
-        "breakdown",
-        "handle",
-        "headers",
-        "names",
-        "options",
-        "receive",
-        "scope",
-        "trace",
-        "truncated",
+        "_body", "_is_query", "_param", "_says_model", "_selector", "_shared", "_size", "breakdown", "handle",
+        "headers", "names", "options", "receive", "scope", "trace", "truncated",
     )  # fmt: skip
 
     def __init__(self, selector: ModelSelector, scope: Scope, receive: Receive | None) -> None:
