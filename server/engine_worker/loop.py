@@ -5,7 +5,7 @@ An engine process has two main threads, so that a forward never waits for a requ
     device loop        socket → queue → pack → encoder → results → socket   (this file; only it touches loaded encoders)
     receiving thread   socket → queue, while the device loop waits long     (socket_server.py, work_queue.py)
 
-A third thread follows the supervisor's control connection. Models load in further threads (loaded_model.py), and are
+A third thread follows the supervisor's control connection. Models load in further threads (process.py), and are
 added here when they are ready.
 """
 

@@ -132,32 +132,19 @@ class WorkQueue:
         self._send(channel, [PartialResult.failure(message.id, error, detail)])
 
     def _least_wait_s(self, tokens: int, request: EncodeRequest) -> float:
-        """Lower bound of the seconds until a new request of `tokens` tokens is done; 0 if it meets its deadline.
+        """Lower bound of the seconds until a new request of `tokens` tokens is done; 0 while rates are unknown.
 
         Models share the device's time equally, so each of the others runs as long as this request's, or until it has
         nothing left.
         """
-        scheduler = self._scheduler
-        rate = self._models[request.model].throughput.tokens_per_s
+        scheduler, low_priority = self._scheduler, request.low_priority
+        rates = {number: model.throughput.tokens_per_s for number, model in self._models.items()}
+        rate = rates.pop(request.model)
         if not rate:
             return 0.0
-        left_s = (
-            request.deadline
-            - request.admitted
-            - (scheduler.tokens_of(request.model, low_priority=True) + tokens) / rate
-        )
-        if len(self._models) == 1 and left_s >= 0:
-            return 0.0
-        rates = {number: model.throughput.tokens_per_s for number, model in self._models.items()}
-        del rates[request.model]
-        known = {number: other for number, other in rates.items() if other}
-        if sum(scheduler.tokens_of(number, low_priority=True) / other for number, other in known.items()) <= left_s:
-            return 0.0
-        own_s = (scheduler.ahead(request.model, tokens, low_priority=request.low_priority) + tokens) / rate
-        others_s = [
-            scheduler.tokens_of(number, low_priority=request.low_priority) / other for number, other in known.items()
-        ]
-        return own_s + sum(min(own_s, other_s) for other_s in others_s)
+        own_s = (scheduler.ahead(request.model, tokens, low_priority=low_priority) + tokens) / rate
+        waiting = {number: scheduler.tokens_of(number, low_priority=low_priority) for number in rates}
+        return own_s + sum(min(own_s, waiting[number] / other) for number, other in rates.items() if other)
 
     def _cancel(self, key: Hashable) -> None:
         dropped = self._scheduler.cancel(key)
