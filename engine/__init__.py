@@ -34,49 +34,26 @@ if TYPE_CHECKING:
     from embert.engine.tokenization.tokenizer import Tokenizer
 
 __all__ = [
-    "Decision",
-    "Encoded",
-    "Encoder",
-    "Engine",
-    "Entity",
-    "LabelScore",
-    "Model",
-    "Option",
-    "PackedBatch",
-    "Question",
-    "Ranked",
-    "SparseVector",
-    "Task",
-    "TaskOutput",
-    "TokenizeOptions",
-    "Tokenizer",
-    "errors",
-    "load_encoder",
-    "load_model",
-    "pack",
-]
+    "Decision", "Encoded", "Encoder", "Engine", "Entity", "LabelScore", "Model", "Option", "PackedBatch",
+    "Question", "Ranked", "SparseVector", "Task", "TaskOutput", "TokenizeOptions", "Tokenizer", "errors",
+    "load_encoder", "load_model", "pack",
+]  # fmt: skip
 
-_MODULES = {
-    "Decision": "embert.engine.decisions",
-    "Encoded": "embert.engine.tokenization.encoded",
-    "Encoder": "embert.engine.encoders.base",
-    "Engine": "embert.engine.engine",
-    "Entity": "embert.engine.entities",
-    "LabelScore": "embert.engine.heads.scores",
-    "Model": "embert.engine.model",
-    "Option": "embert.engine.decisions",
-    "PackedBatch": "embert.engine.batch",
-    "Question": "embert.engine.decisions",
-    "Ranked": "embert.engine.heads.scores",
-    "TaskOutput": "embert.engine.batch",
-    "SparseVector": "embert.engine.batch",
-    "Task": "embert.engine.tasks",
-    "TokenizeOptions": "embert.engine.tokenization.encoded",
-    "Tokenizer": "embert.engine.tokenization.tokenizer",
-    "load_encoder": "embert.engine.loader",
-    "load_model": "embert.engine.model",
-    "pack": "embert.engine.batch",
+# A module → the names that are imported from it.
+_NAMES = {
+    "batch": ("PackedBatch", "SparseVector", "TaskOutput", "pack"),
+    "decisions": ("Decision", "Option", "Question"),
+    "encoders.base": ("Encoder",),
+    "engine": ("Engine",),
+    "entities": ("Entity",),
+    "heads.scores": ("LabelScore", "Ranked"),
+    "loader": ("load_encoder",),
+    "model": ("Model", "load_model"),
+    "tasks": ("Task",),
+    "tokenization.encoded": ("Encoded", "TokenizeOptions"),
+    "tokenization.tokenizer": ("Tokenizer",),
 }
+_MODULES = {name: f"{__name__}.{module}" for module, names in _NAMES.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
@@ -44,19 +44,19 @@ class Model:
 
     model_id: str  # as users specify it, or the default model's hub id
     folder: Path
-    revision: str | None  # the hub's commit, when known
     config: EncoderConfig  # what the encoder computes
-    pooling: str  # one of sentence-transformers' modes; several, whose rows are joined, have "+" between them
-    after_pooling: tuple[Module, ...]  # in order, without a Normalize at the end
-    normalize: bool  # the model itself ends in a Normalize module
     max_input_length: int  # tokens, special tokens included
-    prompts: dict[str, str]  # name → text put before the input
-    default_prompt_name: str | None
     width: int  # columns of a vector, after all modules
     tokenizer: TokenizerConfig  # from the files next to tokenizer.json
-    lowercase: bool  # texts are lowercased before the tokenizer sees them
     transformer: str  # the folder of config, tokenizer and weights inside `folder`; mostly ""
     notices: tuple[str, ...]  # sentences for the start-up log
+    pooling: str = "mean"  # sentence-transformers' mode; several, whose rows are joined, have "+" between them
+    after_pooling: tuple[Module, ...] = ()  # in order, without a Normalize at the end
+    normalize: bool = False  # the model itself ends in a Normalize module
+    prompts: dict[str, str] = field(default_factory=dict)  # name → text put before the input
+    default_prompt_name: str | None = None
+    lowercase: bool = False  # texts are lowercased before the tokenizer sees them
+    revision: str | None = None  # the hub's commit, when known
     heads: Heads = NO_HEADS  # in addition to pooling
     lora: Lora | None = None  # an adapter that is merged into the weights
     base: Path | None = None  # the folder of config.json and weights, where an adapter's own folder has none
@@ -139,21 +139,21 @@ def load_model(
         raise UnsupportedModel(f"pooling {pooling!r} is not supported; supported: {named}")
     try:
         location = locate(model, revision=revision, progress=progress, on_download=on_download)
-        if (location.folder / LAYA).is_file():
-            read = _read_laya(location, pooling)
-            return dataclasses.replace(
-                read, model_id=model_id or location.model_id, revision=location.revision or revision
-            )
-        modules = read_modules(location.folder, pooling=pooling)
-        if modules.static if modules is not None else _is_model2vec(location.folder):
-            read = _read_static(location, modules, pooling)
-        else:
-            read = _Checkpoint(location, pooling, modules or Modules(pooling=pooling), progress=progress).read()
+        read = _read(location, pooling, progress=progress)
     except EngineError:
         raise
     except Exception as error:  # files may hold anything, and a server's other models go on
         raise BrokenModel(f"{model} cannot be read: {type(error).__name__}: {error}") from error
     return dataclasses.replace(read, model_id=model_id or location.model_id, revision=location.revision or revision)
+
+
+def _read(location: Location, pooling: str | None, *, progress: bool) -> Model:
+    if (location.folder / LAYA).is_file():
+        return _read_laya(location, pooling)
+    modules = read_modules(location.folder, pooling=pooling)
+    if modules.static if modules is not None else _is_model2vec(location.folder):
+        return _read_static(location, modules, pooling)
+    return _Checkpoint(location, pooling, modules or Modules(pooling=pooling), progress=progress).read()
 
 
 class _Prompts(NamedTuple):
@@ -235,7 +235,6 @@ class _Checkpoint:
         return Model(
             model_id=self.model_id,
             folder=self.folder,
-            revision=None,
             config=config,
             pooling=pooling,
             after_pooling=after_pooling,
@@ -281,8 +280,6 @@ class _Checkpoint:
             auto_class = "AutoModelForMaskedLM" if self._is_splade else "AutoModel"
         _check_files(self.transformer, self.weights, auto_class)
         _check_size(self.weights, config)
-        if isinstance(head, Classifier):
-            return stored_classifier(head, config.tensors, self.weights)
         if head is not None:
             return stored_classifier(head, config.tensors, self.weights)
         if self.modules.logit_score is not None:
@@ -523,9 +520,7 @@ def _read_static(location: Location, modules: Modules | None, pooling: str | Non
     return Model(
         model_id=location.model_id,
         folder=folder,
-        revision=None,
         config=config,
-        pooling="mean",
         after_pooling=modules.after_pooling,
         normalize=modules.normalize,
         max_input_length=config.max_positions,
@@ -533,7 +528,6 @@ def _read_static(location: Location, modules: Modules | None, pooling: str | Non
         default_prompt_name=default_name,
         width=width_after(folder, modules.after_pooling, config.hidden_size),
         tokenizer=tokenizer,
-        lowercase=False,
         transformer=modules.transformer,
         notices=tuple(notices),
     )
@@ -561,17 +555,10 @@ def _read_laya(location: Location, pooling: str | None) -> Model:
     return Model(
         model_id=location.model_id,
         folder=folder,
-        revision=None,
         config=config,
-        pooling="mean",
-        after_pooling=(),
-        normalize=False,
         max_input_length=decider.most_tokens,
-        prompts={},
-        default_prompt_name=None,
         width=config.hidden_size,
         tokenizer=tokenizer,
-        lowercase=False,
         transformer="tokenizer",
         notices=(*notices, *tokenizer_notices, *definition_notices),
         heads=Heads(decider=decider),

@@ -144,38 +144,27 @@ def _word_piece(config: TokenizerConfig, _stored: Part) -> dict[str, Part | None
         "strip_accents": None if config.fields.get("strip_accents") is None else _flag(config, "strip_accents", True),
         "lowercase": _flag(config, "do_lower_case", True),
     }
-    model = {
-        "unk_token": config.special["unk_token"].content,
-        "continuing_subword_prefix": "##",
-        "max_input_chars_per_word": 100,
-    }
+    model = {**DEFAULTS["WordPiece"], "unk_token": config.special["unk_token"].content}
     return {"normalizer": normalizer, "pre_tokenizer": {"type": "BertPreTokenizer"}, "model": model}
 
 
 def _byte_level(config: TokenizerConfig, _stored: Part) -> dict[str, Part | None]:
-    model = {
-        "dropout": None,
-        "unk_token": None,
-        "continuing_subword_prefix": "",
-        "end_of_word_suffix": "",
-        "fuse_unk": False,
-        "byte_fallback": False,
-        "ignore_merges": False,
-    }
+    model = {**DEFAULTS["BPE"], "continuing_subword_prefix": "", "end_of_word_suffix": ""}
     splitting = {"type": "ByteLevel", "add_prefix_space": _flag(config, "add_prefix_space", False)}
     return {"normalizer": None, "pre_tokenizer": {**DEFAULTS["ByteLevel"], **splitting}, "model": model}
 
 
+def _metaspace(config: TokenizerConfig, with_space: str, without: str, *, split: bool = True) -> Part:
+    """The pre-tokenizer of SentencePiece's classes. The first two are schemes by add_prefix_space."""
+    scheme = with_space if _flag(config, "add_prefix_space", True) else without
+    return {"type": "Metaspace", "replacement": "▁", "prepend_scheme": scheme, "split": split}
+
+
 def _unigram(config: TokenizerConfig, stored: Part, unknown: int) -> dict[str, Part | None]:
-    metaspace = {
-        "type": "Metaspace",
-        "replacement": "▁",
-        "prepend_scheme": "always" if _flag(config, "add_prefix_space", True) else "never",
-        "split": True,
-    }
+    steps = [{"type": "WhitespaceSplit"}, _metaspace(config, "always", "never")]
     return {
         "normalizer": _charsmap(stored),
-        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [{"type": "WhitespaceSplit"}, metaspace]},
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": steps},
         "model": {"unk_id": unknown, "byte_fallback": False},
     }
 
@@ -209,12 +198,7 @@ def _deberta(config: TokenizerConfig, stored: Part) -> dict[str, Part | None]:
     ]
     if _flag(config, "do_lower_case", False):
         normalizers.insert(0, {"type": "Lowercase"})
-    metaspace = {
-        "type": "Metaspace",
-        "replacement": "▁",
-        "prepend_scheme": "always" if _flag(config, "add_prefix_space", True) else "first",
-        "split": True,
-    }
+    metaspace = _metaspace(config, "always", "first")
     punctuation = {"type": "Punctuation", "behavior": "Isolated"}
     steps = [punctuation, metaspace] if _flag(config, "split_by_punct", False) else [metaspace]
     entry = [config.special["unk_token"].content, 0.0]
@@ -246,43 +230,22 @@ def _qwen(config: TokenizerConfig, stored: Part) -> dict[str, Part | None]:
 
 
 def _gemma(config: TokenizerConfig, _stored: Part) -> dict[str, Part | None]:
-    model = {
-        "dropout": None,
-        "unk_token": config.special["unk_token"].content,
-        "continuing_subword_prefix": None,
-        "end_of_word_suffix": None,
-        "fuse_unk": True,
-        "byte_fallback": True,
-        "ignore_merges": False,
-    }
+    unknown = config.special["unk_token"].content
+    space = {"pattern": {"String": " "}}
     return {
-        "normalizer": {"type": "Replace", "pattern": {"String": " "}, "content": "▁"},
-        "pre_tokenizer": {
-            "type": "Split", "pattern": {"String": " "}, "behavior": "MergedWithPrevious", "invert": False,
-        },
-        "model": model,
-    }  # fmt: skip
+        "normalizer": {"type": "Replace", **space, "content": "▁"},
+        "pre_tokenizer": {"type": "Split", **space, "behavior": "MergedWithPrevious", "invert": False},
+        "model": {**DEFAULTS["BPE"], "unk_token": unknown, "fuse_unk": True, "byte_fallback": True},
+    }
 
 
 def _llama(config: TokenizerConfig, stored: Part) -> dict[str, Part | None]:
     scheme = "always" if _flag(config, "legacy", False) else "first"
-    metaspace = {
-        "type": "Metaspace",
-        "replacement": "▁",
-        "prepend_scheme": scheme if _flag(config, "add_prefix_space", True) else "never",
-        "split": False,
-    }
     model = {**(_gemma(config, stored)["model"] or {}), "unk_token": None}
-    return {"normalizer": None, "pre_tokenizer": metaspace, "model": model}
+    return {"normalizer": None, "pre_tokenizer": _metaspace(config, scheme, "never", split=False), "model": model}
 
 
-BERT_TOKENS = {
-    "unk_token": "[UNK]",
-    "sep_token": "[SEP]",
-    "pad_token": "[PAD]",
-    "cls_token": "[CLS]",
-    "mask_token": "[MASK]",
-}
+BERT_TOKENS = {f"{name}_token": f"[{name.upper()}]" for name in ("unk", "sep", "pad", "cls", "mask")}
 ROBERTA_TOKENS = {
     "bos_token": "<s>",
     "eos_token": "</s>",
@@ -332,13 +295,7 @@ CLASSES = {
         "BPE",
         _gemma,
         None,
-        {
-            "bos_token": "<bos>",
-            "eos_token": "<eos>",
-            "unk_token": "<unk>",
-            "pad_token": "<pad>",
-            "mask_token": "<mask>",
-        },
+        {f"{name}_token": f"<{name}>" for name in ("bos", "eos", "unk", "pad", "mask")},
         keeps_template=True,
     ),
     "LlamaTokenizer": TokenizerClass(

@@ -157,9 +157,8 @@ class EmbeddingHead:
     ) -> None:
         """Load the weights of the modules after pooling of the model in `folder`. Raises BrokenModel.
 
-        `rows` is the number of rows multiplied at once, padded with rows of zeros: products of other shapes may add
-        their terms in another order, and results are batch-invariant. 0: all at once. `linear` makes the products of
-        layers without a residual, of a weight, a bias and an activation; None: numpy's.
+        `rows` are those of `through`. `linear` makes the products of layers without a residual, of a weight, a bias and
+        an activation; None: numpy's.
         """
         loaded = load_modules(folder, modules)
         if linear is not None:
@@ -183,7 +182,7 @@ class EmbeddingHead:
         `dimensions` [B] keeps the first dimensions[i] columns of row i (0: all) and zeroes the rest. `normalize` [B]
         says which rows are then divided by their L2 norm; None means all. A row of zeros stays zeros.
         """
-        vectors = self._through(pooled) if self._modules else pooled
+        vectors = through(self._modules, pooled, self._rows) if self._modules else pooled
         if dimensions is not None and dimensions.any():
             widths = np.where(dimensions == 0, vectors.shape[1], dimensions)
             vectors[np.arange(vectors.shape[1]) >= widths[:, None]] = 0
@@ -196,15 +195,17 @@ class EmbeddingHead:
             vectors *= scale[:, None]
         return vectors
 
-    def _through(self, pooled: Floats) -> Floats:
-        if not self._rows:
-            return self._block(pooled)
-        padded = np.zeros((max(1, -(-len(pooled) // self._rows)) * self._rows, pooled.shape[1]), np.float32)
-        padded[: len(pooled)] = pooled
-        blocks = [self._block(padded[first : first + self._rows]) for first in range(0, len(padded), self._rows)]
-        return np.concatenate(blocks)[: len(pooled)]
 
-    def _block(self, x: Floats) -> Floats:
-        for module in self._modules:
-            x = module(x)
-        return x
+def through(modules: Sequence[Callable[[Floats], Floats]], x: Floats, rows: int = 0) -> Floats:
+    """Rows after all modules, `rows` at once, padded with rows of zeros; 0: all at once.
+
+    Products of other shapes may add their terms in another order, and results are batch-invariant.
+    """
+    if rows:
+        padded = np.zeros((max(1, -(-len(x) // rows)) * rows, x.shape[1]), np.float32)
+        padded[: len(x)] = x
+        blocks = [through(modules, padded[first : first + rows]) for first in range(0, len(padded), rows)]
+        return np.concatenate(blocks)[: len(x)]
+    for module in modules:
+        x = module(x)
+    return x

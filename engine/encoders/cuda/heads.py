@@ -19,7 +19,7 @@ from embert.engine.encoders.cuda.shapes import (
 )
 from embert.engine.errors import EncoderError, HeadMisfit
 from embert.engine.heads.description import Layer, Splade, TokenClassifier, TokenWeights
-from embert.engine.heads.embedding import DenseLayer, EmbeddingHead, LayerNorm, load_modules
+from embert.engine.heads.embedding import DenseLayer, EmbeddingHead, LayerNorm, load_modules, through
 from embert.engine.heads.token_rows import pooled_rows, token_weight_rows
 from embert.engine.model import Model
 from embert.engine.tasks import NO_TASK, Task
@@ -186,11 +186,7 @@ def without_padding(batch: PackedBatch, padding_id: int) -> PackedBatch:
 
 
 class HostClassifier:
-    """A head of classes or decisions on the rows that the extension pools: a few megaflops a text, in numpy.
-
-    Rows are multiplied ROWS at a time, padded with rows of zeros: products of other shapes may add their terms in
-    another order, and results are batch-invariant.
-    """
+    """A head of classes or decisions on the rows that the extension pools: a few megaflops a text, in numpy."""
 
     def __init__(self, model: Model, checkpoint: Checkpoint) -> None:
         """Raises BrokenModel for tensors that are missing or of another shape."""
@@ -207,16 +203,7 @@ class HostClassifier:
         pooled = rows.pop(Task.EMBED, None)
         if pooled is None:
             return rows
-        texts = len(pooled.values)
-        blocks = np.zeros((-(-texts // ROWS) * ROWS, pooled.values.shape[1]), np.float32)
-        blocks[:texts] = pooled.values
-        logits = [self._logits(blocks[first : first + ROWS]) for first in range(0, texts, ROWS)]
-        return rows | {self._task: TaskOutput.one_each(np.concatenate(logits)[:texts])}
-
-    def _logits(self, x: Floats) -> Floats:
-        for layer in self._layers:
-            x = layer(x)
-        return x
+        return rows | {self._task: TaskOutput.one_each(through(self._layers, pooled.values, ROWS))}
 
 
 class HostEmbedding:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from embert.engine.errors import BrokenModel, UnsupportedModel
 from embert.engine.files.json_files import read_object, read_optional
@@ -20,8 +20,6 @@ from embert.engine.models.tensor_names import Classification, TensorNames
 
 SUFFIX = "ForSequenceClassification"
 TOKEN_SUFFIX = "ForTokenClassification"  # noqa: S105  # of a class, not a secret
-
-ClassifierT = TypeVar("ClassifierT", Classifier, TokenClassifier)
 
 # sentence-transformers' name of what it applies to logits → ours.
 ACTIVATIONS = {
@@ -131,7 +129,9 @@ def vocabulary_layer(weights: Path, config: dict[str, Any], encoder_config: Enco
     return Layer(matrix, "", encoder_config.hidden_size, encoder_config.vocab_size, False, "identity")
 
 
-def stored_classifier(classifier: ClassifierT, tensors: TensorNames, folder: Path) -> ClassifierT:
+def stored_classifier(
+    classifier: Classifier | TokenClassifier, tensors: TensorNames, folder: Path
+) -> Classifier | TokenClassifier:
     """The head with its layers' names in the weights of `folder`, the transformer's.
 
     Raises BrokenModel where they lack a tensor of the head.

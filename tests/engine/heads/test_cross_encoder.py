@@ -18,8 +18,8 @@ from tests.engine.heads.classifiers import build_classifier
 from tests.oracles.model_cases import byte_level
 from tests.oracles.sentences import cross_encoder
 
-QUERY = "how do cats purr"
-TEXTS = [
+QUESTION = "how do cats purr"
+PASSAGES = [
     "the cat purrs with its larynx",
     "a tax form is due in may",
     "",
@@ -53,14 +53,14 @@ def saved(folder: Path, case: str, labels: int) -> tuple[Path, Any]:
 @pytest.mark.parametrize("case", ["bert", "roberta", "modernbert"])
 def test_one_label(tmp_path: Path, case: str) -> None:
     folder, theirs = saved(tmp_path, case, 1)
-    pairs = [(QUERY, text) for text in TEXTS]
+    pairs = [(QUESTION, text) for text in PASSAGES]
     expected = theirs.predict(pairs)
     logits = theirs.predict(pairs, activation_fn=torch.nn.Identity())
     with engine.Engine.load(str(folder), device="cpu") as ours:
         np.testing.assert_allclose(ours.score(pairs), expected, atol=2e-5, rtol=0)
         np.testing.assert_allclose(ours.score(pairs, raw=True), logits, atol=1e-4, rtol=0)
-        ranked = ours.rerank(QUERY, TEXTS)
-    theirs_ranked = theirs.rank(QUERY, TEXTS)
+        ranked = ours.rerank(QUESTION, PASSAGES)
+    theirs_ranked = theirs.rank(QUESTION, PASSAGES)
     assert [each.index for each in ranked] == [each["corpus_id"] for each in theirs_ranked]
     np.testing.assert_allclose([r.score for r in ranked], [float(r["score"]) for r in theirs_ranked], atol=2e-5)
 
@@ -70,16 +70,16 @@ def test_activation_of_the_models_own_and_a_prompt(tmp_path: Path) -> None:
     theirs.activation_fn = torch.nn.Identity()
     theirs.prompts, theirs.default_prompt_name = {"q": "find : "}, "q"
     theirs.save_pretrained(str(tmp_path / "again"))
-    pairs = [(QUERY, text) for text in TEXTS]
+    pairs = [(QUESTION, text) for text in PASSAGES]
     with engine.Engine.load(str(tmp_path / "again"), device="cpu") as ours:
         np.testing.assert_allclose(ours.score(pairs), theirs.predict(pairs), atol=1e-4, rtol=0)
-        assert [r.index for r in ours.rerank(QUERY, TEXTS)] == [r["corpus_id"] for r in theirs.rank(QUERY, TEXTS)]
+        assert [r.index for r in ours.rerank(QUESTION, PASSAGES)] == [r["corpus_id"] for r in theirs.rank(QUESTION, PASSAGES)]
 
 
 def test_several_labels(tmp_path: Path) -> None:
     folder, theirs = saved(tmp_path, "bert", 3)
     assert json.loads((folder / "config_sentence_transformers.json").read_text())["activation_fn"].endswith("Identity")
-    pairs = [(QUERY, text) for text in TEXTS]
+    pairs = [(QUESTION, text) for text in PASSAGES]
 
     def rows(found: list[list[Any]]) -> list[list[float]]:
         return [[next(e.score for e in each if e.label == f"label {i}") for i in range(3)] for each in found]
