@@ -1,27 +1,71 @@
-"""jina-embeddings-v3 in both kinds of files, compared with transformers' class with the adapters in its weights."""
+"""jina's embedding models: low-rank weights that a sequence may add, on a CPU and on a stand-in for a GPU."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
 from embert import engine
 from embert.engine import Engine, Task
+from embert.engine.batch import PackedBatch
 from embert.engine.encoders.base import Encoder
-from embert.engine.errors import BrokenModel, EncoderError, InputError, ModelError, UnsupportedModel
-from tests.engine.adapters.on_gpu import ADAPTERS, LENGTHS, Make
-from tests.engine.conftest import random_sequences, unit
+from embert.engine.encoders.cuda.adapters import parts_of
+from embert.engine.encoders.cuda.encoder import CudaEncoder
+from embert.engine.errors import BrokenModel, EncoderError, EncoderLost, InputError, ModelError, UnsupportedModel
+from embert.engine.memory_estimate import estimate_memory
+from embert.engine.model import Model
+from embert.engine.weights.checkpoint import Checkpoint
+from tests.engine.conftest import Install, random_sequences, unit
+from tests.engine.stand_in_gpu import Lost, Refused, StandInEncoder, StandInGpu
 from tests.oracles.exact import hidden_states
 from tests.oracles.jina_v3 import TASKS, VOCABULARY, Jina, flash, peft
 from tests.oracles.model_cases import build, byte_level
 from tests.server.models import edit_json
+
+LENGTHS = [1, 2, 15, 64, 3, 127, 128, 40, 40, 7, 1, 90]
+ADAPTERS = np.array([0, 1, 2, 3, 4, -1, 2, 0, 4, -1, 3, 1], np.int8)
+TOKENS = sum(LENGTHS)
+
+Make = Callable[..., tuple[CudaEncoder, StandInGpu]]
+
+
+def packed(lengths: list[int] = LENGTHS, adapters: Any = ADAPTERS, **more: Any) -> PackedBatch:
+    sequences = random_sequences(lengths, VOCABULARY)
+    return engine.pack(sequences, adapters=None if adapters is None else np.array(adapters, np.int8), **more)
+
+
+@pytest.fixture(scope="module")
+def jina(tmp_path_factory: pytest.TempPathFactory) -> Jina:
+    return flash(tmp_path_factory.mktemp("jina"))
+
+
+@pytest.fixture(scope="module")
+def model(jina: Jina) -> Model:
+    return engine.load_model(str(jina.folder))
+
+
+@pytest.fixture
+def make(install: Install) -> Make:
+    """An encoder on a stand-in for the extension."""
+
+    def made(model: Model, *, gpu: dict[str, Any] | None = None, **options: Any) -> tuple[CudaEncoder, StandInGpu]:
+        stand_in = install(model, **(gpu or {}))
+        encoder = CudaEncoder(model, **{"max_batch_tokens": TOKENS, **options})
+        for each in stand_in.encoders:
+            each.batches.clear()  # of the self test
+        return encoder, stand_in
+
+    return made
+
 
 FORMS: dict[str, Callable[[Path], Jina]] = {
     "jina's": flash,
@@ -270,3 +314,214 @@ def test_adapters_files_are_checked(tmp_path: Path) -> None:
     with pytest.raises(BrokenModel, match=r"separation/adapter_model\.safetensors cannot be read"):
         engine.load_encoder(engine.load_model(str(tmp_path)), device="cpu")
     assert json.loads((tmp_path / "config.json").read_text())["model_type"] == "jina_embeddings_v3"
+
+
+def lengths_run(gpu: StandInGpu) -> list[list[list[int]]]:
+    """The lengths of the sequences of each batch that each encoder was given."""
+    return [[np.diff(cu_seqlens).tolist() for _, cu_seqlens, *_ in each.batches] for each in gpu.encoders]
+
+
+def expected(jina: Jina, batch: PackedBatch, adapters: Any = ADAPTERS) -> list[npt.NDArray[np.float64]]:
+    """The oracle's hidden states of each sequence; `adapters` are numbers in its own order."""
+    split = batch.cu_seqlens[1:-1]
+    types = np.split(np.zeros_like(batch.ids) if batch.token_types is None else batch.token_types, split)
+    texts = zip(np.split(batch.ids, split), adapters, types, strict=True)
+    return [jina.hidden(ids, TASKS[number] if number >= 0 else None, kinds) for ids, number, kinds in texts]
+
+
+def test_what_each_sequence_wants_stays_with_it(model: Model, make: Make, jina: Jina) -> None:
+    """Tasks, dimensions and normalizing of single sequences, of which some parts have none that wants a task."""
+    encoder, _ = make(model)
+    tasks = [Task.EMBED if number in (0, 4) else Task.TOKENS if number == 1 else Task.EMBED | Task.TOKENS
+             for number in ADAPTERS]  # fmt: skip
+    dimensions, normalize = np.arange(len(LENGTHS), dtype=np.int32) * 4, np.arange(len(LENGTHS)) % 3 > 0
+    batch = packed(tasks=np.array(tasks, np.uint8), dimensions=dimensions, normalize=normalize)
+    outputs = encoder.wait(encoder.submit(batch))
+    wanted = expected(jina, batch)
+    assert [*outputs] == [Task.EMBED, Task.TOKENS]
+    embedding = [i for i, task in enumerate(tasks) if Task.EMBED in task]
+    np.testing.assert_allclose(
+        outputs[Task.EMBED].values, np.stack([wanted[i].mean(0) for i in embedding]), atol=1e-4
+    )  # the stand-in neither cuts nor normalizes
+    for_tokens = [i for i, task in enumerate(tasks) if Task.TOKENS in task]
+    np.testing.assert_allclose(outputs[Task.TOKENS].values, np.concatenate([wanted[i] for i in for_tokens]), atol=2e-4)
+    assert outputs[Task.TOKENS].counts.tolist() == [LENGTHS[i] for i in for_tokens]
+
+
+def test_two_full_batches_in_flight_and_no_third(model: Model, make: Make) -> None:
+    """A third leaves nothing behind in the encoders that had room for a part of it."""
+    encoder, gpu = make(model)
+    first, second = packed(), packed(LENGTHS[::-1], np.roll(ADAPTERS, 5))
+    assert first.tokens == second.tokens == encoder.max_batch_tokens
+    alone = [encoder.encode(each) for each in (first, second)]
+    tickets = [encoder.submit(each) for each in (first, second)]
+    assert [len(each._outputs) for each in gpu.encoders] == [2] * 6
+    for third in (packed(), packed([3], [2]), packed([3, 3], [4, -1])):
+        with pytest.raises(EncoderError, match="two batches are in flight already"):
+            encoder.submit(third)
+    for ticket, wanted in zip(tickets, alone, strict=True):
+        np.testing.assert_array_equal(encoder.wait(ticket)[Task.EMBED].values, wanted)
+    with pytest.raises(EncoderError, match="not in flight"):
+        encoder.wait(tickets[0])
+    few = encoder.submit(packed([3, 4], [0, 1])), encoder.submit(packed([5, 6], [1, 2]))
+    with pytest.raises(EncoderError, match="two batches are in flight already"):
+        encoder.submit(packed([3, 4, 5], [0, 1, 2]))  # the first and the third encoder have room
+    assert [len(each._outputs) for each in gpu.encoders] == [0, 1, 2, 1, 0, 0]
+    for ticket in few:
+        encoder.wait(ticket)
+    assert encoder.encode(packed()).shape == (12, 64)
+
+
+@pytest.mark.parametrize(("failure", "error"), [(Refused, EncoderError), (Lost, EncoderLost)])
+def test_part_that_cannot_be_submitted(
+    model: Model, make: Make, failure: type[Exception], error: type[EncoderError]
+) -> None:
+    encoder, gpu = make(model)
+    wanted = encoder.encode(packed())
+    gpu.encoders[3].fails.append(failure("out of memory"))
+    with pytest.raises(EncoderError, match=r"^cuda:0 \(A GPU\): out of memory$") as caught:
+        encoder.submit(packed())
+    assert type(caught.value) is error
+    assert not any(each._outputs for each in gpu.encoders)
+    np.testing.assert_array_equal(encoder.encode(packed()), wanted)
+
+
+@pytest.mark.parametrize(
+    ("failures", "error"),
+    [({1: Refused("a")}, EncoderError), ({1: Refused("a"), 4: Lost("b")}, EncoderLost), ({0: Lost("b")}, EncoderLost)],
+)
+def test_parts_that_fail_while_they_are_waited_for(
+    model: Model, make: Make, failures: dict[int, Exception], error: type[EncoderError]
+) -> None:
+    """The other parts are taken all the same, and a lost encoder is worse than a failed forward."""
+    encoder, gpu = make(model)
+    wanted = encoder.encode(packed())
+    ticket = encoder.submit(packed())
+    wait = StandInEncoder.wait
+
+    def failing(self: StandInEncoder, ticket: int) -> Any:
+        outputs = wait(self, ticket)
+        if (failure := failures.get(gpu.encoders.index(self))) is not None:
+            raise failure
+        return outputs
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(StandInEncoder, "wait", failing)
+        with pytest.raises(EncoderError, match=r"cuda:0 \(A GPU\): [ab]") as caught:
+            encoder.wait(ticket)
+    assert type(caught.value) is error
+    assert not any(each._outputs for each in gpu.encoders)
+    np.testing.assert_array_equal(encoder.encode(packed()), wanted)
+
+
+def test_adapters_that_a_model_does_not_have(model: Model, make: Make) -> None:
+    encoder, gpu = make(model)
+    with pytest.raises(EncoderError, match="the adapter of sequence 1 must be -1 to 4, found 5"):
+        encoder.submit(packed([2, 2], [0, 5]))
+    with pytest.raises(EncoderError, match="adapters must have one element a sequence, found 3"):
+        encoder.submit(packed([2, 2], [0, 1, 1]))
+    assert lengths_run(gpu) == [[]] * 6
+    encoder.close()
+    with pytest.raises(EncoderError, match="the encoder is closed"):
+        encoder.submit(packed([2, 2], [0, 1]))
+
+
+@pytest.mark.parametrize("cu_seqlens", [[0, 2, 9], [1, 2, 4], [0, 4, 4], [0, 5, 4]])
+def test_batch_that_makes_no_sense_is_left_whole(cu_seqlens: list[int]) -> None:
+    """The extension reports the error."""
+    batch = PackedBatch(np.zeros(4, np.int32), np.array(cu_seqlens, np.int32), adapters=np.array([0, 1], np.int8))
+    (part,) = parts_of(batch)
+    assert part.batch is batch
+
+
+def test_each_adapter_has_an_encoder_with_a_self_test(model: Model, make: Make) -> None:
+    """One with the weights of the adapter before it, or of none, does not start."""
+    _, gpu = make(model)
+    assert len(gpu.encoders) == 6
+    load = StandInEncoder.load
+    given: dict[tuple[int, str, int], Any] = {}
+    wrong = 0
+
+    def swapped(self: StandInEncoder, name: str, layer: int, data: Any, shape: Any, dtype: str) -> None:
+        number = self.gpu.encoders.index(self)
+        given[number, name, layer] = data
+        if number == wrong and name in ("word", "query.weight", "inner.weight"):
+            data = given[number - 1, name, layer]
+        load(self, name, layer, data, shape, dtype)
+
+    for wrong in (1, 2, 5):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(StandInEncoder, "load", swapped)
+            with pytest.raises(UnsupportedModel, match=f"float16: with the adapter {TASKS[wrong - 1]} the self test"):
+                make(model)
+
+
+def test_weights_without_an_adapter_are_as_they_are_stored(tmp_path: Path, make: Make) -> None:
+    """In 16 bits they are then not rounded again. Those with one are added up in float32."""
+    flash(tmp_path)
+    path = tmp_path / "model.safetensors"
+    save_file({name: tensor.half() for name, tensor in load_file(path).items()}, path)
+    model = engine.load_model(str(tmp_path))
+    _, gpu = make(model)
+    checkpoint = Checkpoint.open(model)
+    for (name, layer), ours in (
+        (("word", -1), "embeddings.word_embeddings.weight"),
+        (("value.weight", 1), "encoder.layer.1.attention.self.value.weight"),
+    ):
+        stored, low_rank = checkpoint.stored(ours), checkpoint.low_rank(ours)
+        assert low_rank is not None
+        assert gpu.encoders[0].loaded[name, layer].dtype == np.float16
+        np.testing.assert_array_equal(gpu.encoders[0].loaded[name, layer], stored.array)
+        for number in range(5):
+            given = gpu.encoders[1 + number].loaded[name, layer]
+            assert given.dtype == np.float32
+            added = 1.5 * low_rank.left[number].astype(np.float64) @ low_rank.right[number]
+            np.testing.assert_allclose(given, stored.array + added, rtol=1e-5, atol=1e-6)
+    assert all(each.loaded["out.bias", 0].dtype == np.float16 for each in gpu.encoders)  # adapters add nothing to it
+
+
+def change(folder: Path, number: int, factor: float) -> Model:
+    """The model whose adapter of that number adds `factor` times as much to the first layer's inner weight."""
+    path = folder / "model.safetensors"
+    stored = load_file(path)
+    stored["roberta.encoder.layers.0.mlp.fc1.parametrizations.weight.0.lora_B"][number] *= factor
+    save_file(stored, path)
+    return engine.load_model(str(folder))
+
+
+def test_adapter_whose_weights_float16_does_not_hold(tmp_path: Path, make: Make) -> None:
+    flash(tmp_path)
+    model = change(tmp_path, 3, 1e6)
+    encoder, gpu = make(model)
+    reason = f"inner.weight of layer 0 with the adapter {TASKS[3]} has an element of"
+    assert encoder.dtype == "bfloat16"
+    assert f"; bfloat16 because in float16 {reason}" in encoder.choice
+    assert [each.config.dtype for each in gpu.encoders] == ["float16"] * 5 + ["bfloat16"] * 6
+    assert encoder._encoders == gpu.encoders[5:]
+    with pytest.raises(UnsupportedModel, match=f"in float16: {reason} .*, and float16 ends at 65504"):
+        make(model, dtype="float16")
+    assert make(model, dtype="float32")[0].dtype == "float32"
+
+
+def test_adapter_that_is_not_finite(tmp_path: Path, make: Make) -> None:
+    flash(tmp_path)
+    model = change(tmp_path, 4, float("nan"))
+    with pytest.raises(BrokenModel, match=f"inner.weight of layer 0 with the adapter {TASKS[4]} has elements that are"):
+        make(model)
+
+
+def test_memory_that_is_planned(model: Model) -> None:
+    config = dataclasses.replace(model.config, adapters=None)
+    plain = dataclasses.replace(model, config=config)
+    for dtype in ("auto", "float32"):
+        with_adapters, without = (estimate_memory(each, device="cuda:0", dtype=dtype) for each in (model, plain))
+        assert (with_adapters.weights, with_adapters.activations) == (6 * without.weights, 6 * without.activations)
+        assert with_adapters.loading == without.loading  # they load one after the other
+    with_adapters, without = (estimate_memory(each, device="cpu") for each in (model, plain))
+    stored = load_file(model.folder / "model.safetensors")
+    names = [name for name in stored if ".lora_" in name]
+    low_rank = 4 * sum(stored[name].numel() for name in names)
+    assert with_adapters.activations == without.activations
+    assert (
+        low_rank <= with_adapters.weights - without.weights <= 1.25 * low_rank
+    )  # apart, q, k and v have one side each
