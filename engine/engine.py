@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
-from typing import TypedDict, Unpack
+from typing import Any, TypedDict, Unpack
 
 import numpy as np
 import numpy.typing as npt
@@ -42,14 +42,28 @@ Pair = tuple[str, str]
 WINDOW_TEXTS = 4096
 
 
-class ScoreOptions(TypedDict, total=False):
-    """Options of `Engine.classify` and `Engine.zero_shot`. The last three are those of `Engine.embed`."""
+class ForwardOptions(TypedDict, total=False):
+    """Options of all methods of `Engine`, which `Engine.embed` describes."""
+
+    batch_tokens: int | None
+    progress: Callable[[int], None] | None
+
+
+class TextOptions(ForwardOptions, total=False):
+    """Options of `Engine.embed_sparse` and `Engine.embed_multi`, which `Engine.embed` describes."""
+
+    task: str | None
+    prompt_name: str | None
+    instruction: str | None
+    truncate: bool  # True by default
+
+
+class ScoreOptions(ForwardOptions, total=False):
+    """Options of `Engine.classify` and `Engine.zero_shot`."""
 
     raw: bool  # the model's logits instead of scores; False by default
     prompt_name: str | None  # goes before a text, of a pair before the first
-    truncate: bool
-    batch_tokens: int | None
-    progress: Callable[[int], None] | None
+    truncate: bool  # True by default
 
 
 class PairOptions(ScoreOptions, total=False):
@@ -111,14 +125,9 @@ class Engine:
         self,
         texts: Sequence[str],
         *,
-        task: str | None = None,
-        prompt_name: str | None = None,
-        instruction: str | None = None,
         normalize: bool = True,
         dimensions: int | None = None,
-        truncate: bool = True,
-        batch_tokens: int | None = None,
-        progress: Callable[[int], None] | None = None,
+        **options: Unpack[TextOptions],
     ) -> Vectors:
         """Embed texts: float32 [n, dimensions or width], rows in the order of the texts.
 
@@ -135,12 +144,12 @@ class Engine:
         EncoderError if a forward fails or a vector is not finite.
         """
         require_task(self.model, Task.EMBED)
-        _check_flags(normalize=normalize, truncate=truncate)
+        _check_flags(normalize=normalize)
         width = output_width(self.model, dimensions)
-        encoded = self._encode(texts, task, prompt_name, instruction, truncate)
+        encoded = self._encode(texts, options)
         vectors = np.empty((len(texts), width), np.float32)
         for numbers, rows in self._rows(
-            encoded, Task.EMBED, batch_tokens, progress, dimensions=width if dimensions else 0, normalize=normalize
+            encoded, Task.EMBED, options, dimensions=width if dimensions else 0, normalize=normalize
         ):
             vectors[numbers] = rows.values[:, :width]
         return vectors
@@ -155,40 +164,20 @@ class Engine:
         while block := list(islice(source, window)):
             yield self.embed(block, **options)  # type: ignore[arg-type]  # the options are embed's own
 
-    def embed_sparse(
-        self,
-        texts: Sequence[str],
-        *,
-        task: str | None = None,
-        prompt_name: str | None = None,
-        instruction: str | None = None,
-        truncate: bool = True,
-        batch_tokens: int | None = None,
-        progress: Callable[[int], None] | None = None,
-    ) -> list[SparseVector]:
+    def embed_sparse(self, texts: Sequence[str], **options: Unpack[TextOptions]) -> list[SparseVector]:
         """Sparse vectors of texts: weights of tokens of the vocabulary, in the order of the texts.
 
         The options are those of `embed`. Raises InputError for a model that has no sparse vectors, and as `embed` does.
         """
         require_task(self.model, Task.SPARSE)
-        _check_flags(truncate=truncate)
-        encoded = self._encode(texts, task, prompt_name, instruction, truncate)
+        encoded = self._encode(texts, options)
         vectors: dict[int, SparseVector] = {}
-        for numbers, rows in self._rows(encoded, Task.SPARSE, batch_tokens, progress):
+        for numbers, rows in self._rows(encoded, Task.SPARSE, options):
             vectors.update(zip(numbers.tolist(), rows.sparse_vectors(), strict=True))
         return [vectors[number] for number in range(len(texts))]
 
     def embed_multi(
-        self,
-        texts: Sequence[str],
-        *,
-        is_query: bool = False,
-        task: str | None = None,
-        prompt_name: str | None = None,
-        instruction: str | None = None,
-        truncate: bool = True,
-        batch_tokens: int | None = None,
-        progress: Callable[[int], None] | None = None,
+        self, texts: Sequence[str], *, is_query: bool = False, **options: Unpack[TextOptions]
     ) -> list[Vectors]:
         """Vectors of the tokens of texts, each of length 1: float32 [vectors, columns] for each text, in their order.
 
@@ -198,23 +187,18 @@ class Engine:
         """
         if self.model.heads.multi_vector is None:
             raise _missing(self.model, Task.MULTI, "texts")
-        _check_flags(is_query=is_query, truncate=truncate)
-        encoded = self._encode(texts, task, prompt_name, instruction, truncate, is_query)
-        vectors = dict(self._multi_vectors(self.model.heads.multi_vector, encoded, is_query, batch_tokens, progress))
+        _check_flags(is_query=is_query)
+        encoded = self._encode(texts, options, is_query)
+        vectors = dict(self._multi_vectors(self.model.heads.multi_vector, encoded, is_query, options))
         return [vectors[number] for number in range(len(texts))]
 
     def _multi_vectors(
-        self,
-        head: MultiVector,
-        encoded: Encoded,
-        is_query: bool,
-        batch_tokens: int | None,
-        progress: Callable[[int], None] | None,
+        self, head: MultiVector, encoded: Encoded, is_query: bool, options: ForwardOptions
     ) -> Iterator[tuple[int, Vectors]]:
         """The number of each text and its vectors, as batches end."""
         starts = cumulative(encoded.lengths)
         mask = multi_vector_mask(encoded.ids, starts, head, is_query=is_query)
-        for numbers, rows in self._rows(encoded, Task.MULTI, batch_tokens, progress):
+        for numbers, rows in self._rows(encoded, Task.MULTI, options):
             for number, start, stop in zip(numbers.tolist(), rows.offsets, rows.offsets[1:], strict=False):
                 vectors = rows.values[start:stop][mask[starts[number] : starts[number + 1]]]
                 yield number, pooled(vectors, head.role(is_query))
@@ -408,32 +392,18 @@ class Engine:
         options.check()
         spans = self.tokenizer.encode_spans(texts, TokenizeOptions(truncate=truncate, param="texts"), stride=stride)
         logits: dict[int, Vectors] = {}
-        for numbers, rows in self._rows(spans.encoded, Task.TOKEN_CLASSES, batch_tokens, progress):
+        forward: ForwardOptions = {"batch_tokens": batch_tokens, "progress": progress}
+        for numbers, rows in self._rows(spans.encoded, Task.TOKEN_CLASSES, forward):
             for number, start, stop in zip(numbers.tolist(), rows.offsets, rows.offsets[1:], strict=False):
                 logits[number] = rows.values[start:stop]
         rows_of = [logits[number] for number in range(spans.encoded.sequences)]
         found = entities_of(texts, spans, rows_of, classifier.labels, self.tokenizer, options)
         return [entities for entities in found if entities is not None]
 
-    def _encode(
-        self,
-        texts: Sequence[str],
-        task: str | None,
-        prompt_name: str | None,
-        instruction: str | None,
-        truncate: bool,
-        is_query: bool | None = None,
-    ) -> Encoded:
-        return encode_texts(
-            self.model,
-            self.tokenizer,
-            texts,
-            task=task,
-            prompt_name=prompt_name,
-            instruction=instruction,
-            truncate=truncate,
-            is_query=is_query,
-        )
+    def _encode(self, texts: Sequence[str], options: TextOptions, is_query: bool | None = None) -> Encoded:
+        _check_options(options, TextOptions)
+        own: Any = {name: value for name, value in options.items() if name not in ForwardOptions.__annotations__}
+        return encode_texts(self.model, self.tokenizer, texts, is_query=is_query, **own)
 
     def _check_pair_options(self, options: PairOptions) -> str | None:
         """Returns the instruction. Raises as `_check_options`, and InputError for a model that reads none."""
@@ -477,8 +447,8 @@ class Engine:
             prompt = resolve_options(self.model, prompt_name=name, is_query=is_query)[0]
             tokenize = TokenizeOptions(truncate=options.get("truncate", True), param=param, is_query=is_query)
             encoded = self.tokenizer.encode(texts, tokenize, prompt=prompt)
-            progress = None if is_query else options.get("progress")
-            vectors.append(self._multi_vectors(head, encoded, is_query, options.get("batch_tokens"), progress))
+            forward: ForwardOptions = {"batch_tokens": options.get("batch_tokens")}
+            vectors.append(self._multi_vectors(head, encoded, is_query, forward if is_query else options))
         of_queries = dict(vectors[0])
         sims = np.empty(len(documents), np.float32)
         for number, document in vectors[1]:
@@ -490,8 +460,7 @@ class Engine:
     ) -> Vectors:
         """float32 [n, labels], all finite. `inputs`: the caller's number of each text, where they are not in order."""
         logits = np.empty((encoded.sequences, len(classifier.labels)), np.float32)
-        batch_tokens, progress = options.get("batch_tokens"), options.get("progress")
-        for numbers, rows in self._rows(encoded, Task.CLASSIFY, batch_tokens, progress, inputs=inputs):
+        for numbers, rows in self._rows(encoded, Task.CLASSIFY, options, inputs=inputs):
             logits[numbers] = rows.values
         return logits
 
@@ -499,8 +468,7 @@ class Engine:
         self,
         encoded: Encoded,
         task: Task,
-        batch_tokens: int | None,
-        progress: Callable[[int], None] | None,
+        options: ForwardOptions,
         *,
         inputs: Sequence[int] | None = None,
         dimensions: int = 0,
@@ -511,10 +479,10 @@ class Engine:
             self.encoder,
             encoded,
             task,
-            budget=batch_budget(self.model, self.encoder, batch_tokens),
+            budget=batch_budget(self.model, self.encoder, options.get("batch_tokens")),
             dimensions=dimensions,
             normalize=normalize,
-            progress=progress,
+            progress=options.get("progress"),
         ):
             check_finite(rows[task], numbers if inputs is None else [inputs[number] for number in numbers])
             yield numbers, rows[task]
@@ -601,7 +569,7 @@ def _missing(model: Model, task: Task, param: str) -> InputError:
     return InputError(f"does not have the task {missing}; it has {has}", param=param, subject=model.model_id)
 
 
-def _check_options(options: ScoreOptions, kind: type = ScoreOptions) -> None:
+def _check_options(options: Mapping[str, object], kind: type = ScoreOptions) -> None:
     """Raise TypeError for an unknown option, as Python's calls do; InputError for a flag that is not a bool."""
     unknown = options.keys() - kind.__annotations__.keys()
     if unknown:

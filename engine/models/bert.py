@@ -35,11 +35,20 @@ MASKED_LM = MaskedLM(
 
 CLASSIFICATION = Classification(dense="bert.pooler.dense", out="classifier")
 
+
+def qkv_parts(name: str, letters: str = "qkv") -> dict[str, str]:
+    """Queries, keys and values in tensors of their own, by a `name` with {} for a letter."""
+    return {part: name.format(letter) for part, letter in zip(QKV, letters, strict=True)}
+
+
+def fused_qkv(name: str) -> dict[str, FusedWeight]:
+    """Queries, keys and values in one stored tensor."""
+    return {part: FusedWeight(name, index, 3) for index, part in enumerate(QKV)}
+
+
 # transformers 5's own names of the parts of layers with a gate.
 GATED_PARTS = {
-    "attention.self.query": "self_attn.q_proj",
-    "attention.self.key": "self_attn.k_proj",
-    "attention.self.value": "self_attn.v_proj",
+    **qkv_parts("self_attn.{}_proj"),
     "attention.output.dense": "self_attn.o_proj",
     "attention.output.LayerNorm": "post_attention_layernorm",
     "intermediate.gate": "mlp.gate_proj",
@@ -47,11 +56,6 @@ GATED_PARTS = {
     "output.dense": "mlp.down_proj",
     "output.LayerNorm": "post_mlp_layernorm",
 }
-
-
-def fused_qkv(name: str) -> dict[str, FusedWeight]:
-    """Queries, keys and values in one stored tensor."""
-    return {part: FusedWeight(name, index, 3) for index, part in enumerate(QKV)}
 
 
 def read(config: ConfigFile) -> EncoderConfig:

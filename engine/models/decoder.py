@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from embert.engine.errors import BrokenModel, UnsupportedModel
-from embert.engine.models.bert import GATES
+from embert.engine.models.bert import GATES, qkv_parts
 from embert.engine.models.config_file import ConfigFile
 from embert.engine.models.encoder_config import Attention, EncoderConfig, LongQueries
 from embert.engine.models.rotary import read_rotary
@@ -35,9 +35,7 @@ FEED_FORWARD = ("intermediate.gate", "intermediate.dense", "output.dense")
 PARTS = {
     "embeddings.word_embeddings": "embed_tokens",
     "attention.output.LayerNorm": "input_layernorm",
-    "attention.self.query": "self_attn.q_proj",
-    "attention.self.key": "self_attn.k_proj",
-    "attention.self.value": "self_attn.v_proj",
+    **qkv_parts("self_attn.{}_proj"),
     QUERY_NORM: "self_attn.q_norm",
     KEY_NORM: "self_attn.k_norm",
     "attention.output.dense": "self_attn.o_proj",

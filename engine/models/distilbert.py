@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from embert.engine.models.bert import DEFAULTS, read_bert_like
+from embert.engine.models.bert import DEFAULTS, qkv_parts, read_bert_like
 from embert.engine.models.config_file import ConfigFile
 from embert.engine.models.encoder_config import EncoderConfig
 from embert.engine.models.tensor_names import (
@@ -24,9 +24,7 @@ TENSORS = TensorNames(
     mappings=(
         WeightMapping(
             parts={
-                "attention.self.query": "attention.q_lin",
-                "attention.self.key": "attention.k_lin",
-                "attention.self.value": "attention.v_lin",
+                **qkv_parts("attention.{}_lin"),
                 "attention.output.dense": "attention.out_lin",
                 "attention.output.LayerNorm": "sa_layer_norm",
                 "intermediate.dense": "ffn.lin1",

@@ -16,7 +16,7 @@ from embert.engine.errors import BrokenModel
 from embert.engine.models.config_file import ConfigFile
 from embert.engine.models.decoder import FEED_FORWARD, FULL, SLIDING, decoder_config
 from embert.engine.models.encoder_config import Attention, EncoderConfig
-from embert.engine.models.gemma3 import MAPPING, THETAS
+from embert.engine.models.gemma3 import MAPPING, THETAS, layer_types
 from embert.engine.models.rotary import read_rotary
 from embert.engine.models.tensor_names import (
     ATTENTION,
@@ -79,7 +79,8 @@ def read(config: ConfigFile) -> EncoderConfig:
         is_causal=False,
     )
     described = decoder_config(plain, without)
-    kinds = _layer_types(text, described.layers)
+    # The last layer is FULL whatever the file says, as in transformers.
+    kinds = [*layer_types(text, described.layers)[:-1], FULL]
     described = described.with_tensors(
         mappings=(WeightMapping(PARTS, prefixes=(TEXT,), layers="layers."),),
         absent=described.tensors.absent | {f"{name}.bias" for name in WITHOUT_BIAS},
@@ -99,16 +100,6 @@ def read(config: ConfigFile) -> EncoderConfig:
         attention_scale=1.0,
         wide_range=True,
     )
-
-
-def _layer_types(text: ConfigFile, layers: int) -> list[str]:
-    """FULL or SLIDING for each layer; the last is FULL whatever the file says, as in transformers."""
-    if text.fields.get("layer_types") is not None:
-        kinds = text.list_of("layer_types", layers, (FULL, SLIDING))
-    else:
-        every = text.integer("sliding_window_pattern")
-        kinds = [SLIDING if (layer + 1) % every else FULL for layer in range(layers)]
-    return [*kinds[:-1], FULL]
 
 
 def _heads(text: ConfigFile, kinds: list[str]) -> list[ConfigFile]:

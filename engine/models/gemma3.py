@@ -75,11 +75,7 @@ def read(config: ConfigFile) -> EncoderConfig:
     config = config.renamed({"hidden_act": "hidden_activation"}).with_missing(**DEFAULTS)
     config.one_of("attn_logit_softcapping", (None,))
     layers = config.layers()
-    if config.fields.get("layer_types") is None:
-        every = config.integer("sliding_window_pattern")
-        kinds = [SLIDING if (layer + 1) % every else FULL for layer in range(layers)]
-    else:
-        kinds = config.list_of("layer_types", layers, tuple(THETAS))
+    kinds = layer_types(config, layers)
     without = FEED_FORWARD if config.one_of("attention_bias", (False, True), False) else (*ATTENTION, *FEED_FORWARD)
     plain = config.with_fields(rope_parameters=None, rope_scaling=None, rope_theta=None)
     described = decoder_config(plain, without, kinds=[FULL] * layers)
@@ -113,6 +109,14 @@ def read(config: ConfigFile) -> EncoderConfig:
         attention_scale=config.number("query_pre_attn_scalar") ** -0.5,
         wide_range=True,
     )
+
+
+def layer_types(config: ConfigFile, layers: int) -> list[str]:
+    """FULL or SLIDING for each layer."""
+    if config.fields.get("layer_types") is not None:
+        return config.list_of("layer_types", layers, tuple(THETAS))
+    every = config.integer("sliding_window_pattern")
+    return [SLIDING if (layer + 1) % every else FULL for layer in range(layers)]
 
 
 def _rotary(config: ConfigFile, kind: str, columns: int) -> Rotary:

@@ -12,7 +12,7 @@ import dataclasses
 from collections.abc import Mapping
 
 from embert.engine.errors import BrokenModel
-from embert.engine.models.bert import DEFAULTS, GATED_PARTS, GATES, fused_qkv, read_bert_like
+from embert.engine.models.bert import DEFAULTS, GATED_PARTS, GATES, fused_qkv, qkv_parts, read_bert_like
 from embert.engine.models.config_file import ConfigFile
 from embert.engine.models.encoder_config import EncoderConfig, Ntk
 from embert.engine.models.rotary import rotary_of, with_rope_parameters, with_rotary
@@ -34,9 +34,7 @@ PREFIXES = ("new.", "gte.")
 
 # The older code's `pack_qkv` decides between the first two; which tensors there are says the same.
 UNPACKED: Mapping[str, str | FusedWeight] = {
-    "attention.self.query": "attention.q_proj",
-    "attention.self.key": "attention.k_proj",
-    "attention.self.value": "attention.v_proj",
+    **qkv_parts("attention.{}_proj"),
     "attention.output.dense": "attention.o_proj",
     "attention.output.LayerNorm": "attn_ln",
     "intermediate.gate": FusedWeight("mlp.up_gate_proj", 1, 2),

@@ -13,7 +13,7 @@ from typing import Any
 from embert.engine.errors import BrokenModel, UnsupportedModel
 from embert.engine.files.json_files import check_keys
 from embert.engine.files.key_tables import ADAPTER_CONFIG
-from embert.engine.models.bert import fused_qkv, read_bert_like
+from embert.engine.models.bert import GATED_PARTS, fused_qkv, read_bert_like
 from embert.engine.models.config_file import ConfigFile
 from embert.engine.models.encoder_config import Adapters, EncoderConfig
 from embert.engine.models.roberta import CLASSIFICATION, MASKED_LM
@@ -31,16 +31,7 @@ TABLES = ("embeddings.word_embeddings", "embeddings.token_type_embeddings")
 ADAPTED = ".parametrizations.weight.original"
 
 TRANSFORMERS = WeightMapping(
-    parts={
-        "attention.self.query": "self_attn.q_proj",
-        "attention.self.key": "self_attn.k_proj",
-        "attention.self.value": "self_attn.v_proj",
-        "attention.output.dense": "self_attn.o_proj",
-        "attention.output.LayerNorm": "post_attention_layernorm",
-        "intermediate.dense": "mlp.fc1",
-        "output.dense": "mlp.fc2",
-        "output.LayerNorm": "post_mlp_layernorm",
-    },
+    parts={**GATED_PARTS, "intermediate.dense": "mlp.fc1", "output.dense": "mlp.fc2"},
     prefixes=("roberta.",),
     layers="layers.",
 )

@@ -10,6 +10,7 @@ import dataclasses
 from typing import Any
 
 from embert.engine.errors import UnsupportedModel
+from embert.engine.models.bert import qkv_parts
 from embert.engine.models.config_file import ConfigFile
 from embert.engine.models.decoder import FEED_FORWARD, FULL, attends_both_ways, decoder_config
 from embert.engine.models.encoder_config import Attention, Convolution, EncoderConfig
@@ -20,7 +21,6 @@ from embert.engine.models.tensor_names import (
     CONVOLUTION_TAPS,
     FINAL_NORM,
     KEY_NORM,
-    QKV,
     QUERY_NORM,
     WeightMapping,
 )
@@ -48,7 +48,7 @@ THETA = 1_000_000.0
 PARTS = {
     "embeddings.word_embeddings": "embed_tokens",
     "attention.output.LayerNorm": "operator_norm",
-    **{part: f"self_attn.{name}_proj" for part, name in zip(QKV, "qkv", strict=True)},
+    **qkv_parts("self_attn.{}_proj"),
     QUERY_NORM: "self_attn.q_layernorm",
     KEY_NORM: "self_attn.k_layernorm",
     "attention.output.dense": "self_attn.out_proj",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from embert.engine.models.bert import DEFAULTS, read_bert_like
+from embert.engine.models.bert import DEFAULTS, qkv_parts, read_bert_like
 from embert.engine.models.config_file import ConfigFile
 from embert.engine.models.encoder_config import EncoderConfig
 from embert.engine.models.roberta import CLASSIFICATION, MASKED_LM
@@ -14,9 +14,7 @@ TENSORS = TensorNames(
     mappings=(
         WeightMapping(
             parts={
-                "attention.self.query": "attention.attn.q",
-                "attention.self.key": "attention.attn.k",
-                "attention.self.value": "attention.attn.v",
+                **qkv_parts("attention.attn.{}"),
                 "attention.output.dense": "attention.attn.o",
                 "attention.output.LayerNorm": "attention.LayerNorm",
             },

@@ -163,21 +163,10 @@ def _tokens_in_windows(tokens: int, window: Window, overhead: int) -> int:
 def _ranges(tokens: int, window: Window) -> list[tuple[int, int]]:
     """The tokens of each sequence of a text, as truncate of the tokenizers library has them."""
     capacity = window.capacity
-    if tokens <= capacity:
-        return [(0, tokens)]
-    step = capacity if window.stride is None else capacity - window.stride
-    ranges = []
-    if window.direction == "right":
-        for start in range(0, tokens, step):
-            ranges.append((start, min(start + capacity, tokens)))
-            if ranges[-1][1] == tokens:
-                break
-    else:
-        for stop in range(tokens, 0, -step):
-            ranges.append((max(0, stop - capacity), stop))
-            if ranges[-1][0] == 0:
-                break
-    return ranges if window.stride is not None else ranges[:1]
+    step = capacity - (window.stride or 0)
+    repeats = max(0, -((capacity - tokens) // step)) if window.stride is not None else 0
+    ranges = [(step * number, min(step * number + capacity, tokens)) for number in range(repeats + 1)]
+    return ranges if window.direction == "right" else [(tokens - stop, tokens - start) for start, stop in ranges]
 
 
 def _parts(

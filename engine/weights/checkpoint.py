@@ -27,6 +27,8 @@ from embert.engine.models.tensor_names import (
 )
 from embert.engine.weights.adapters import LowRank, PeftFiles, additions_to_weight
 
+Floats = npt.NDArray[np.float32]
+
 # Gets the bytes of the encoder's weights that have been read, and how many there are, while an encoder of this context
 # loads. A variable of the context, because a third-party encoder's factory takes no such argument.
 on_bytes_read: ContextVar[Callable[[int, int], None] | None] = ContextVar("on_bytes_read", default=None)
@@ -259,34 +261,27 @@ class Checkpoint:
         """Additions of the adapters to a weight of the encoder; None if there are none."""
         return self._low_rank.get(name)
 
-    def layer(self, layer: Layer) -> tuple[Tensor, Tensor | None]:
-        """The weight and the bias of a head's layer. Raises BrokenModel."""
+    def layer(self, layer: Layer) -> tuple[Floats, Floats | None]:
+        """The weight and the bias of a head's layer in float32. Raises BrokenModel."""
         prefix = f"{layer.name}." if layer.name else ""
-        if layer.difference is not None:
-            return self._row_difference(layer, *layer.difference), None
-        if layer.rows:
+        rows = [row for row in layer.difference or layer.rows if row is not None]
+        if rows:
             table = self.vocabulary(layer)
-            return Tensor(table.array[list(layer.rows)], table.dtype), None
-        weight = self.of_head(f"{prefix}weight", (layer.outputs, layer.inputs), layer.file)
-        return weight, self.of_head(f"{prefix}bias", (layer.outputs,), layer.file) if layer.bias else None
-
-    def _row_difference(self, layer: Layer, plus: int, minus: int | None) -> Tensor:
-        """A row of a language model's matrix less another: float32 [1, inputs]; of the word table without a name."""
-        table = self.vocabulary(layer)
-        row = Tensor(table.array[plus : plus + 1], table.dtype).float32()
-        if minus is not None:
-            row = row - Tensor(table.array[minus : minus + 1], table.dtype).float32()
-        return Tensor(row, "F32")
+            weight = Tensor(table.array[rows], table.dtype).float32()
+            return weight if layer.rows else weight[:1] - weight[1:] if len(rows) > 1 else weight, None
+        weight = self.of_head(f"{prefix}weight", (layer.outputs, layer.inputs), layer.file).float32()
+        return weight, self.of_head(f"{prefix}bias", (layer.outputs,), layer.file).float32() if layer.bias else None
 
     def vocabulary(self, layer: Layer) -> Tensor:
         """A language model's matrix [vocabulary, inputs]; the word table for a layer without a name."""
         words = self._tensors[WORD_EMBEDDINGS]
         return self.of_head(f"{layer.name}.weight", (words.shape[0], layer.inputs)) if layer.name else words
 
-    def norm(self, norm: Norm, columns: int, file: str = "") -> tuple[Tensor, Tensor | None]:
-        """The weight and the bias of a head's norm on rows of `columns`; `file` as in `of_head`. Raises BrokenModel."""
-        weight = self.of_head(f"{norm.name}.weight", (columns,), file)
-        return weight, self.of_head(f"{norm.name}.bias", (columns,), file) if norm.bias else None
+    def norm(self, norm: Norm, columns: int, file: str = "") -> tuple[Floats, Floats, float]:
+        """Gamma, beta and epsilon of a head's norm on rows of `columns`; `file` as in `of_head`. Raises BrokenModel."""
+        gamma = self.of_head(f"{norm.name}.weight", (columns,), file).float32()
+        bias = self.of_head(f"{norm.name}.bias", (columns,), file).float32() if norm.bias else None
+        return gamma, np.zeros(columns, np.float32) if bias is None else bias, norm.eps
 
     def of_head(self, name: str, shape: tuple[int, ...], file: str = "") -> Tensor:
         """A tensor of a head, by its stored name, from a file in the model's folder or next to the encoder's own.

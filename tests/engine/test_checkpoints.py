@@ -210,6 +210,11 @@ ODD: dict[str, tuple[dict[str, Any], str | None]] = {
     ),
     "heads that are pruned": ({"edit": {"pruned_heads": {"0": [1]}}}, "pruned_heads"),
     "a mask of later tokens": ({"edit": {"is_causal": True}}, "is_causal True"),
+    "a mask of later tokens in EuroBERT": (
+        {"prefix": "EuroBert", "num_key_value_heads": 2, "pad_token_id": 0, "files": {"tokenizer_config.json": FAST},
+         "edit": {"is_causal": True}}, "is_causal True",
+    ),
+    "quantized weights": ({"edit": {"quantization_config": {"quant_method": "awq"}}}, "quantization_config"),
     "heads of another size": (
         {"prefix": "Gte", "edit": {"head_dim": 16}, "files": {"tokenizer_config.json": FAST}}, "head_dim 16",
     ),

@@ -22,7 +22,7 @@ from embert.engine.encoders.cuda.shapes import refusal
 from embert.engine.errors import InputError, UnsupportedModel
 from embert.engine.heads.description import LabelDecider
 from embert.engine.tokenization.encoded import TokenizeOptions
-from tests.engine.test_decoders import VOCABULARY, gemma, llama, qwen
+from tests.engine.test_decoders import VOCABULARY, gemma, llama, qwen, write_tokenizer
 from tests.oracles.model_cases import build
 from tests.oracles.pipelines import NLI, cased, write
 
@@ -110,12 +110,7 @@ QUESTIONS = [
 
 def language_model(folder: Path, case: str, tokenizer: Any, template: str, **more: Any) -> Path:
     build(folder, case, vocab_size=VOCABULARY, head="ForCausalLM", modules=False, max_position_embeddings=512, **more)
-    backend, fields = tokenizer()
-    backend.add_tokens(CODES)
-    backend.save(str(folder / "tokenizer.json"))
-    (folder / "tokenizer_config.json").write_text(
-        json.dumps({**fields, "model_max_length": 512, "chat_template": template})
-    )
+    write_tokenizer(folder, tokenizer, *CODES, model_max_length=512, chat_template=template)
     return folder
 
 

@@ -64,7 +64,14 @@ def lengths_of(groups: Sequence[Group]) -> npt.NDArray[np.int32]:
 
 
 # Columns of a vocabulary's logits that are computed at once, for all tokens of a run: 2 MB of float32 for most runs.
-SPLADE_COLUMNS = VOCABULARY_COLUMNS = 1024
+VOCABULARY_COLUMNS = 1024
+
+
+def _in_columns(matrix: Tensor, bias: Floats | None, operators: Operators) -> list[Callable[[Floats], Floats]]:
+    """The products with some rows of a vocabulary's matrix each."""
+    parts = [slice(first, first + VOCABULARY_COLUMNS) for first in range(0, len(matrix.array), VOCABULARY_COLUMNS)]
+    weights = ((part, Tensor(matrix.array[part], matrix.dtype).float32()) for part in parts)
+    return [operators.head_linear(weight, None if bias is None else bias[part], "identity") for part, weight in weights]
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,14 +186,7 @@ class VocabularyMass:
     def _read(self) -> list[Callable[[Floats], Floats]]:
         with self._lock:
             if not self._columns:
-                self._columns = [
-                    self._operators.head_linear(
-                        Tensor(self._matrix.array[first : first + VOCABULARY_COLUMNS], self._matrix.dtype).float32(),
-                        None,
-                        "identity",
-                    )
-                    for first in range(0, len(self._matrix.array), VOCABULARY_COLUMNS)
-                ]
+                self._columns = _in_columns(self._matrix, None, self._operators)
         return self._columns
 
     def __call__(self, hidden: Hidden) -> TaskOutput:
@@ -209,7 +209,7 @@ class MarkerLogits:
         own = Checkpoint.open(dataclasses.replace(model, config=head.config))
         self._layers = [Layer(head.config, own, number, operators) for number in range(head.config.layers)]
         self._types = checkpoint.of_head(head.types, (len(LAYA_TYPES), head.config.hidden_size)).float32()
-        self._norm = _norm(head.norm, head.config.hidden_size, checkpoint, operators)
+        self._norm = operators.head_norm(checkpoint.norm(head.norm, head.config.hidden_size))
         self._scorer = [_Layer(layer, checkpoint, operators) for layer in head.scorer]
         self._marker, self._operators = head.marker, operators
 
@@ -274,8 +274,7 @@ class TokenWeights:
     """SPARSE of bge-m3: one number a token."""
 
     def __init__(self, head: description.TokenWeights, checkpoint: Checkpoint, operators: Operators) -> None:
-        weight, bias = checkpoint.layer(head.layer)
-        self._linear = operators.head_linear(weight.float32(), None if bias is None else bias.float32(), "relu")
+        self._linear = operators.head_linear(*checkpoint.layer(head.layer), "relu")
         self._special_ids = head.special_ids
 
     def __call__(self, hidden: Hidden) -> TaskOutput:
@@ -306,16 +305,12 @@ class Splade:
     ) -> None:
         vocabulary, self._operators = config.vocab_size, operators
         self._transform = _Layer(head.transform, checkpoint, operators)
-        self._norm = _norm(head.norm, head.transform.outputs, checkpoint, operators)
+        self._norm = operators.head_norm(checkpoint.norm(head.norm, head.transform.outputs))
         self._twice, self._most = head.twice, head.most
         stored = checkpoint.of_head(head.decoder, (vocabulary, head.transform.outputs)) if head.decoder else None
         stored = checkpoint.tied_decoder() if stored is None else stored
         bias = checkpoint.of_head(head.bias, (vocabulary,)).float32() if head.bias else np.zeros(vocabulary, np.float32)
-        self._columns = []
-        for first in range(0, vocabulary, SPLADE_COLUMNS):
-            part = slice(first, first + SPLADE_COLUMNS)
-            weight = Tensor(stored.array[part], stored.dtype).float32()
-            self._columns.append(operators.head_linear(weight, bias[part], "identity"))
+        self._columns = _in_columns(stored, bias, operators)
 
     def __call__(self, hidden: Hidden) -> TaskOutput:
         """Pairs of token ids and weights."""
@@ -327,7 +322,7 @@ class Splade:
             values.append(largest[nonzero])
             # A text of an untrained model has a pair for most of the vocabulary, so each takes no more than it must.
             owners.append(nonzero[0].astype(np.int32))
-            indices.append((nonzero[1] + number * SPLADE_COLUMNS).astype(np.int32))
+            indices.append((nonzero[1] + number * VOCABULARY_COLUMNS).astype(np.int32))
         weights = np.log1p(np.concatenate(values))
         if self._twice:
             weights = np.log1p(weights)
@@ -342,22 +337,12 @@ class _Layer:
     """norm(activation(x · weightᵀ + bias)) on any number of rows."""
 
     def __init__(self, layer: description.Layer, checkpoint: Checkpoint, operators: Operators) -> None:
-        weight, bias = checkpoint.layer(layer)
-        bias_row = None if bias is None else bias.float32()
-        self._linear = operators.head_linear(weight.float32(), bias_row, layer.activation)
-        self._norm = None if layer.norm is None else _norm(layer.norm, layer.outputs, checkpoint, operators, layer.file)
+        self._linear = operators.head_linear(*checkpoint.layer(layer), layer.activation)
+        self._norm: Callable[[Floats], Floats] | None = None
+        if layer.norm is not None:
+            self._norm = operators.head_norm(checkpoint.norm(layer.norm, layer.outputs, layer.file))
 
     def __call__(self, x: Floats) -> Floats:
         """[T, in] → [T, out]."""
         y = self._linear(x)
         return y if self._norm is None else self._norm(y)
-
-
-def _norm(
-    norm: description.Norm, columns: int, checkpoint: Checkpoint, operators: Operators, file: str = ""
-) -> Callable[[Floats], Floats]:
-    """LayerNorm of any number of rows."""
-    gamma, beta = checkpoint.norm(norm, columns, file)
-    # Without a stored beta it is zeros: a norm without any is an RMSNorm.
-    zeros = np.zeros(columns, np.float32)
-    return operators.head_norm((gamma.float32(), zeros if beta is None else beta.float32(), norm.eps))

@@ -115,25 +115,22 @@ class TokenLogits:
 def _layers(checkpoint: Checkpoint, layers: Sequence[Layer]) -> list[DenseLayer]:
     loaded = []
     for layer in layers:
-        weight, bias = checkpoint.layer(layer)
-        norm = None
-        if layer.norm is not None:
-            gamma, beta = checkpoint.norm(layer.norm, layer.outputs, layer.file)
-            norm = LayerNorm(gamma.float32(), None if beta is None else beta.float32(), layer.norm.eps)
-        loaded.append(DenseLayer(weight.float32(), None if bias is None else bias.float32(), layer.activation, norm))
+        own = layer.norm
+        norm = None if own is None else LayerNorm(*checkpoint.norm(own, layer.outputs, layer.file))
+        loaded.append(DenseLayer(*checkpoint.layer(layer), layer.activation, norm))
     return loaded
 
 
 def _splade_tensors(model: Model, checkpoint: Checkpoint, head: Splade) -> dict[str, Floats]:
     (transform,) = _layers(checkpoint, (head.transform,))
     hidden, vocabulary = head.transform.outputs, model.config.vocab_size
-    gamma, beta = checkpoint.norm(head.norm, hidden)
+    gamma, beta, _ = checkpoint.norm(head.norm, hidden)
     bias = checkpoint.of_head(head.bias, (vocabulary,)).float32() if head.bias else np.zeros(vocabulary, np.float32)
     tensors = {
         "transform.weight": transform.weight,
         "transform.bias": np.zeros(hidden, np.float32) if transform.bias is None else transform.bias,
-        "transform.gamma": gamma.float32(),
-        "transform.beta": np.zeros(hidden, np.float32) if beta is None else beta.float32(),
+        "transform.gamma": gamma,
+        "transform.beta": beta,
         "decoder.bias": bias,
     }
     if head.decoder:

@@ -63,7 +63,7 @@ def test_layer_equals_the_definition(default_model: Model) -> None:
 
 
 @pytest.mark.cpu("kernels")
-@pytest.mark.parametrize("case", ["default", "nomic_bert", "gte", "modernbert", "mpnet", "albert"])
+@pytest.mark.parametrize("case", ["default", "nomic_bert", "gte", "modernbert", "mpnet", "albert", "deberta-v2"])
 def test_encoders_are_near_the_definition(default_model: Model, case: str, tmp_path: Path) -> None:
     """Rows are nearer to the numpy model in eight bits than to the exact one: at most by a share of the way.
 
