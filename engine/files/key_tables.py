@@ -175,9 +175,7 @@ ADAPTER_CONFIG: Table = {
     "rank_pattern": honored("ranks of some modules"),
     "alpha_pattern": honored("lora_alpha of some modules"),
     "target_modules": honored("a tensor of another module is an error"),
-    "exclude_modules": honored("likewise"),
-    "layers_to_transform": honored("likewise"),
-    "layers_pattern": honored("likewise"),
+    **dict.fromkeys(("exclude_modules", "layers_to_transform", "layers_pattern"), honored("likewise")),
     "modules_to_save": honored("modules that are stored whole take the base's place"),
     "bias": honored("biases that are stored take the base's place"),
     "lora_bias": honored("B has a bias"),
@@ -222,8 +220,7 @@ TOKENIZER_CONFIG: Table = {
     "*_token": honored("a further special token by any other name"),
     "added_tokens_decoder": honored("all added tokens, in place of tokenizer.json's"),
     "do_lower_case": honored("BERT's, MPNet's, ALBERT's and DeBERTa's classes"),
-    "strip_accents": honored("BERT's and MPNet's classes"),
-    "tokenize_chinese_chars": honored("BERT's and MPNet's classes"),
+    **dict.fromkeys(("strip_accents", "tokenize_chinese_chars"), honored("BERT's and MPNet's classes")),
     "keep_accents": honored("ALBERT's class"),
     "split_by_punct": honored("DeBERTa's class"),
     "unk_id": honored("DeBERTa's class, where the vocabulary has no unknown token of score 0"),
@@ -294,9 +291,7 @@ TOKENIZER: Table = {
     ),
     "padding": NO_PADDING,
     "added_tokens": honored("unless tokenizer_config.json has added_tokens_decoder"),
-    "normalizer": honored("unless the class replaces it"),
-    "pre_tokenizer": honored("unless the class replaces it"),
-    "post_processor": honored("unless the class replaces it"),
+    **dict.fromkeys(("normalizer", "pre_tokenizer", "post_processor"), honored("unless the class replaces it")),
     "decoder": DECODING,
     "model": honored("its vocabulary; its other fields unless the class replaces them"),
 }
@@ -396,8 +391,7 @@ ROPE = {
 JINA_FLASH: dict[str, Key] = {
     "rotary_emb_base": honored("θ of the rotary positions"),
     "lora_adaptations": honored("names of adapters"),
-    "lora_rank": honored("of the adapters"),
-    "lora_alpha": honored("of the adapters"),
+    **dict.fromkeys(("lora_rank", "lora_alpha"), honored("of the adapters")),
     "lora_main_params_trainable": TRAINING,
     "load_trained_adapters": honored("whether there are adapters"),
     "task_instructions": honored("prompts of the adapters"),
@@ -434,9 +428,7 @@ CONFIG_OF_MODEL_TYPE: dict[str, Table] = {
     "electra": {**BERT_LIKE, "embedding_size": SHAPE},
     "albert": {
         **BERT_LIKE,
-        "embedding_size": SHAPE,
-        "num_hidden_groups": SHAPE,
-        "inner_group_num": SHAPE,
+        **dict.fromkeys(("embedding_size", "num_hidden_groups", "inner_group_num"), SHAPE),
         **dict.fromkeys(
             ("down_scale_factor", "gap_size", "num_memory_blocks"), irrelevant("never read by the library")
         ),
@@ -550,6 +542,14 @@ BIASES = {
     "attention_bias": honored("whether attention's linear layers have biases"),
     "mlp_bias": honored("whether those of the feed-forward network have them"),
 }
+BOTH_WAYS = dict.fromkeys(
+    ("is_causal", "use_bidirectional_attention"), irrelevant("attention always has both directions")
+)
+OF_EUROBERT = {
+    "pretraining_tp": irrelevant("products in slices"),
+    "hidden_dropout": TRAINING,
+    **dict.fromkeys(("bos_token", "eos_token", "mask_token", "pad_token"), TOKEN_IDS),
+}
 WINDOWS_OF_QWEN = {
     "use_sliding_window": honored("whether there are windows"),
     "sliding_window": honored("tokens of a window"),
@@ -560,24 +560,22 @@ CONFIG_OF_MODEL_TYPE |= {
     "llama": {
         **DECODER,
         **BIASES,
-        "pretraining_tp": irrelevant("products in slices"),
+        "pretraining_tp": OF_EUROBERT["pretraining_tp"],
     },
     "eurobert": {
         **DECODER,
         "is_causal": CAUSAL,
-        "use_bidirectional_attention": irrelevant("attention always has both directions"),
+        "use_bidirectional_attention": BOTH_WAYS["use_bidirectional_attention"],
         **BIASES,
         "classifier_pooling": honored("late, mean or bos"),
         "clf_pooling": honored("the same as classifier_pooling, by the name of the model's own code"),
         "pad_token_id": TOKEN_IDS,
-        "pretraining_tp": irrelevant("products in slices"),
-        "hidden_dropout": TRAINING,
-        **dict.fromkeys(("bos_token", "eos_token", "mask_token", "pad_token"), TOKEN_IDS),
+        **OF_EUROBERT,
     },
     "ultrabert": {
         **DECODER,
         "is_causal": CAUSAL,
-        "use_bidirectional_attention": irrelevant("attention always has both directions"),
+        "use_bidirectional_attention": BOTH_WAYS["use_bidirectional_attention"],
         **BIASES,
         "rope_theta": honored("a list with the θ of each layer, where there are no rope_parameters"),
         "attention_windows": honored("a list with the window of each layer, 0 for none"),
@@ -613,8 +611,7 @@ CONFIG_OF_MODEL_TYPE |= {
     "bidirectional_pplx_qwen3": {
         **DECODER,
         **WINDOWS_OF_QWEN,
-        "is_causal": irrelevant("attention always has both directions"),
-        "use_bidirectional_attention": irrelevant("attention always has both directions"),
+        **BOTH_WAYS,
         "attention_bias": BIASES["attention_bias"],
     },
     "jina_embeddings_v5": {
@@ -624,9 +621,7 @@ CONFIG_OF_MODEL_TYPE |= {
         "is_decoder": honored("false: EuroBERT's layers, as in nano; true: Qwen3's, as in small"),
         "task_names": honored("names of adapters, each in its folder below adapters/"),
         **dict.fromkeys(("classifier_pooling", "clf_pooling"), irrelevant("this model_type has no classes")),
-        "pretraining_tp": irrelevant("products in slices"),
-        "hidden_dropout": TRAINING,
-        **dict.fromkeys(("bos_token", "eos_token", "mask_token", "pad_token"), TOKEN_IDS),
+        **OF_EUROBERT,
     },
     "gemma": {
         **DECODER,
@@ -652,8 +647,7 @@ CONFIG_OF_MODEL_TYPE |= {
     "embedding_gemma2": {
         "text_config": honored("the following keys but those of images and audio; null: transformers' defaults"),
         **{name: key for name, key in DECODER.items() if name not in ("is_causal", "pad_token_id")},
-        "is_causal": irrelevant("attention always has both directions"),
-        "use_bidirectional_attention": irrelevant("attention always has both directions"),
+        **BOTH_WAYS,
         "token_classification_bias": irrelevant("this model_type has no classes"),
         "hidden_activation": honored("gelu_pytorch_tanh, silu, gelu, gelu_new or relu"),
         "hidden_act": irrelevant("hidden_activation says it"),

@@ -24,7 +24,8 @@ from embert.engine.encoders.cuda import encoder as cuda
 from embert.engine.files.tokenizer_config import TokenizerConfig
 from embert.engine.model import Model
 from tests.engine.stand_in_gpu import StandInGpu
-from tests.oracles.model_cases import build, byte_level, write_modules
+from tests.oracles.model_cases import build as build_model
+from tests.oracles.model_cases import byte_level, write_modules
 
 # What the files next to a tokenizer.json say where it is taken as it stands.
 AS_IT_STANDS = TokenizerConfig(Path("tokenizer_config.json"))
@@ -35,11 +36,9 @@ Install = Callable[..., StandInGpu]
 
 
 class BuildBert(Protocol):
-    """Writes a model folder with random weights. Keyword arguments are BertConfig's."""
+    """Writes a BERT and its tokenizer. Keyword arguments are those of `build`."""
 
-    def __call__(
-        self, *, pooling: str | None = "mean", shard_size: str | None = None, dtype: torch.dtype = ..., **config: Any
-    ) -> Path: ...
+    def __call__(self, *, pooling: str | None = "mean", **config: Any) -> Path: ...
 
 
 def without_own_kernels(patch: pytest.MonkeyPatch) -> None:
@@ -113,42 +112,17 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> ModelFolder:
 
     @functools.cache
     def built(case: str) -> Path:
-        folder = build(tmp_path_factory.mktemp("model"), case)
-        byte_level(300).save(str(folder / "tokenizer.json"))
-        return folder
+        return build_model(tmp_path_factory.mktemp("model"), case, tokenizer=byte_level(300))
 
     return built
 
 
 @pytest.fixture
 def build_bert(tmp_path: Path) -> BuildBert:
-    def build(
-        *,
-        pooling: str | None = "mean",
-        shard_size: str | None = None,
-        dtype: torch.dtype = torch.float32,
-        **config: Any,
-    ) -> Path:
-        folder = tmp_path / "model"
-        folder.mkdir()
-        shape = {
-            "vocab_size": 64,
-            "hidden_size": 64,
-            "num_hidden_layers": 2,
-            "num_attention_heads": 4,
-            "intermediate_size": 96,
-            "max_position_embeddings": 128,
-            "initializer_range": 0.3,  # large enough to show an error anywhere
-        }
-        torch.manual_seed(0)
-        model = transformers.BertModel(transformers.BertConfig(**{**shape, **config}), add_pooling_layer=False)
-        for name, parameter in model.named_parameters():
-            # HuggingFace starts biases at 0 and LayerNorm at 1, so an encoder that forgets them would pass.
-            if "LayerNorm" in name or name.endswith("bias"):
-                parameter.data += torch.randn_like(parameter) * 0.2
-        torch.nn.Module.to(model, dtype)  # transformers' own `to` has no type
-        model.save_pretrained(folder, max_shard_size=shard_size or "1GB")
-        small_tokenizer(model.config.vocab_size).save(str(folder / "tokenizer.json"))
+    def build(*, pooling: str | None = "mean", **config: Any) -> Path:
+        folder, tokenizer = tmp_path / "model", small_tokenizer(config.get("vocab_size", 64))
+        build_model(folder, "bert", modules=False, tokenizer=tokenizer, **config)
+        (folder / "tokenizer_config.json").unlink()
         if pooling is not None:
             write_modules(folder, pooling=pooling)
         return folder

@@ -344,8 +344,7 @@ def test_bits_do_not_depend_on_the_batch(dtype: str, pooling: str) -> None:
 )
 def test_bits_of_other_model_types_do_not_depend_on_the_batch(case: str, dtype: str, tmp_path: Path) -> None:
     wide: dict[str, Any] = {"hidden_size": 128, "intermediate_size": 256, "num_attention_heads": 4}
-    folder = build(tmp_path / "model", case, **wide)
-    small_tokenizer(64).save(str(folder / "tokenizer.json"))
+    folder = build(tmp_path / "model", case, **wide, tokenizer=small_tokenizer(64))
     model = engine.load_model(str(folder))
     # Without the padding token, whose position is not the next one.
     has_the_same_bits(model, dtype, [np.maximum(ids, 4) for ids in random_sequences([3, 17, 60, 17, 1, 33, 100], 64)])

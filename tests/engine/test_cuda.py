@@ -178,8 +178,7 @@ def test_weights_that_are_not_finite(build_bert: BuildBert, install: Install, st
 
 
 def test_where_padding_tokens_stand(tmp_path: Path, install: Install) -> None:
-    folder = build(tmp_path, "roberta, padded with 5")
-    byte_level(300).save(str(folder / "tokenizer.json"))
+    folder = build(tmp_path, "roberta, padded with 5", tokenizer=byte_level(300))
     model = engine.load_model(str(folder))
     gpu = install(model)
     encoder = CudaEncoder(model)

@@ -77,7 +77,10 @@ def test_entities_are_those_of_the_pipeline(tmp_path: Path, tokenizer: str, case
 
 @pytest.mark.parametrize("case", [case for case in HEAD_CASES if not case.startswith("gemma")])
 def test_logits_of_tokens_equal_hugging_face(tmp_path: Path, case: str) -> None:
-    names = {"id2label": dict(enumerate(LABELS)), "label2id": {label: i for i, label in enumerate(LABELS)}}
+    names: dict[str, Any] = {
+        "id2label": dict(enumerate(LABELS)),
+        "label2id": {label: i for i, label in enumerate(LABELS)},
+    }
     build(tmp_path, case, vocab_size=99, head="ForTokenClassification", modules=False, **names)
     small_tokenizer(99).save(str(tmp_path / "tokenizer.json"))
     model = engine.load_model(str(tmp_path))

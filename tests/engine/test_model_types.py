@@ -210,8 +210,7 @@ READS = {
 @pytest.mark.parametrize("case", ["gte", "nomic_bert"])
 def test_tensor_names_of_transformers_classes(tmp_path: Path, case: str, head: str) -> None:
     """transformers writes these under the names of the models' own code; its classes' names give the same bits."""
-    folder = build(tmp_path, case, head=head, modules=False)
-    small_tokenizer(64).save(str(folder / "tokenizer.json"))
+    folder = build(tmp_path, case, head=head, modules=False, tokenizer=small_tokenizer(64))
     reference: Any = getattr(transformers, MODEL_CASES[case][0] + head).from_pretrained(folder)
     own = {name: tensor.clone() for name, tensor in reference.state_dict().items()}
     path = folder / "model.safetensors"
@@ -243,8 +242,7 @@ def test_tensor_names_of_transformers_classes(tmp_path: Path, case: str, head: s
     ],
 )
 def test_weights_that_contradict_the_config(tmp_path: Path, case: str, fields: dict[str, Any], message: str) -> None:
-    folder = build(tmp_path, case)
-    byte_level(300).save(str(folder / "tokenizer.json"))
+    folder = build(tmp_path, case, tokenizer=byte_level(300))
     edit_json(folder / "config.json", **fields)
     with pytest.raises(BrokenModel) as caught:
         engine.load_encoder(engine.load_model(str(folder)), device="cpu")

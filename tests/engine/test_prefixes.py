@@ -32,8 +32,7 @@ CASES = ["qwen3", "qwen2, windows", "mistral", "gemma3_text, causal", "ministral
 
 
 def encoder_of(folder: Path, case: str, dtype: str = "float32", **config: Any) -> CpuEncoder:
-    build(folder, case, **WIDE, **config)
-    small_tokenizer(64).save(str(folder / "tokenizer.json"))
+    build(folder, case, **WIDE, **config, tokenizer=small_tokenizer(64))
     return CpuEncoder(engine.load_model(str(folder), pooling="last-token"), dtype=dtype)
 
 

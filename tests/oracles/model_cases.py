@@ -236,9 +236,18 @@ def _embedding_gemma2_config(initializer_range: float = 0.02, **text: Any) -> An
 
 
 def build(
-    folder: Path, case: str, *, vocab_size: int = 64, head: str = "Model", modules: bool = True, **more: Any
+    folder: Path,
+    case: str,
+    *,
+    vocab_size: int = 64,
+    head: str = "Model",
+    modules: bool = True,
+    tokenizer: Backend | None = None,
+    dtype: torch.dtype = torch.float32,
+    shard_size: str = "1GB",
+    **more: Any,
 ) -> Path:
-    """A model folder with random weights, and sentence-transformers' `modules` or none.
+    """A model folder with random weights, a `tokenizer` or none, and sentence-transformers' `modules` or none.
 
     `head` "ForMaskedLM" or "ForSequenceClassification" stores the encoder under a prefix. `more` is more of the config.
     """
@@ -259,7 +268,10 @@ def build(
     for name, buffer in made.named_buffers():
         if name.endswith("layer_scalar"):
             buffer.uniform_(0.5, 1.5)
-    made.save_pretrained(folder)  # type: ignore[operator]
+    made.to(dtype)
+    made.save_pretrained(folder, max_shard_size=shard_size)  # type: ignore[operator]
+    if tokenizer is not None:
+        tokenizer.save(str(folder / "tokenizer.json"))
     # Tests put tokenizers of any kind next to any model.
     fields = {"tokenizer_class": "PreTrainedTokenizerFast", "model_input_names": ["input_ids", "token_type_ids"]}
     (folder / "tokenizer_config.json").write_text(json.dumps(fields))

@@ -90,7 +90,7 @@ def write(folder: Path, tokenizer: str, case: str, head: str, labels: Sequence[s
         made = kind(tokenizer_object=library, model_max_length=LENGTH, **special, **more)
     vocabulary = len(made)
     ids = {f"{name}_token_id": getattr(made, f"{name}_token_id") for name in ("pad", "bos", "eos", "cls", "sep")}
-    labeled = {"id2label": names, "label2id": {label: number for number, label in names.items()}}
+    labeled: dict[str, Any] = {"id2label": names, "label2id": {label: number for number, label in names.items()}}
     build(folder, case, vocab_size=vocabulary, head=head, modules=False, **labeled, **ids)
     made.save_pretrained(folder)
     return folder

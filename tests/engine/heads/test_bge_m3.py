@@ -21,7 +21,6 @@ from embert.engine.tasks import Task
 from tests.engine.conftest import Floats, HuggingFace, Ids, random_sequences, unit
 from tests.engine.heads.m3 import build_m3, heads
 
-LENGTHS = [5, 1, 33, 17, 17, 128, 2, 64, 9]
 ALL = Task.EMBED | Task.TOKENS | Task.SPARSE | Task.MULTI
 
 
@@ -77,27 +76,17 @@ def same(rows: TaskOutput, number: int, task: Task, ids: Ids, oracle: Oracle) ->
 
 
 @pytest.mark.usefixtures("products")
-def test_all_outputs_of_one_forward(folder: Path) -> None:
+def test_sequences_of_all_and_of_different_tasks_share_a_batch(folder: Path) -> None:
     model = engine.load_model(str(folder))
     assert model.tasks == ALL
     assert isinstance(model.heads.sparse, TokenWeights)
     assert model.heads.sparse.special_ids == (0, 1, 2, 3)
     encoder, oracle = engine.load_encoder(model, device="cpu"), Oracle(folder)
-    sequences = random_sequences(LENGTHS, 400)
-    rows = wait(encoder, sequences, ALL)
-    assert set(rows) == set(ALL)
-    for task in ALL:
-        assert rows[task].sequences == len(sequences)
-        for number, ids in enumerate(sequences):
-            same(rows[task], number, task, ids, oracle)
-
-
-def test_sequences_of_different_tasks_share_a_batch(folder: Path) -> None:
-    encoder, oracle = engine.load_encoder(engine.load_model(str(folder)), device="cpu"), Oracle(folder)
     random = np.random.default_rng(3)
-    for _ in range(3):
+    for number in range(3):
         sequences = random_sequences(random.integers(1, 129, 14).tolist(), 400, seed=int(random.integers(99)))
         tasks = random.integers(1, 4, 14) | random.choice([0, 8, 16, 24], 14)
+        tasks = tasks if number else np.full(14, ALL)
         rows = wait(encoder, sequences, tasks)
         for task in ALL:
             wanting = [ids for ids, wants in zip(sequences, tasks.tolist(), strict=True) if wants & task]

@@ -78,8 +78,7 @@ def test_own_spelling_without_scaling(tmp_path: Path, fields: dict[str, Any]) ->
 
 
 def test_separate_queries_keys_and_values(tmp_path: Path) -> None:
-    folder = build(tmp_path, "gte")
-    byte_level(300).save(str(folder / "tokenizer.json"))
+    folder = build(tmp_path, "gte", tokenizer=byte_level(300))
     written(folder / "config.json", pack_qkv=False)
     sequences, outputs = random_sequences([3, 40], 60), []
     path = folder / "model.safetensors"
@@ -114,8 +113,7 @@ def test_position_table(tmp_path: Path) -> None:
 @pytest.mark.parametrize("head", ["ForMaskedLM", "ForSequenceClassification"])
 def test_heads_under_own_names(tmp_path: Path, head: str) -> None:
     """They differ from what transformers writes by "new." alone, which it reads."""
-    folder = build(tmp_path, "gte", head=head, modules=False)
-    small_tokenizer(64).save(str(folder / "tokenizer.json"))
+    folder = build(tmp_path, "gte", head=head, modules=False, tokenizer=small_tokenizer(64))
     pooling, task = ("splade", Task.SPARSE) if head == "ForMaskedLM" else (None, Task.CLASSIFY)
     path, ids, outputs = folder / "model.safetensors", random_sequences([40], 60)[0], []
     for _ in range(2):
@@ -130,8 +128,7 @@ def test_heads_under_own_names(tmp_path: Path, head: str) -> None:
 
 def test_activation_of_the_masked_lm_head(tmp_path: Path) -> None:
     """transformers fixes it, the older code does not."""
-    folder = build(tmp_path, "gte", head="ForMaskedLM", modules=False, hidden_act="silu")
-    small_tokenizer(64).save(str(folder / "tokenizer.json"))
+    folder = build(tmp_path, "gte", head="ForMaskedLM", modules=False, hidden_act="silu", tokenizer=small_tokenizer(64))
     for activation in ("gelu", "silu"):
         sparse: Any = engine.load_model(str(folder), pooling="splade").heads.sparse
         assert sparse.transform.activation == activation
