@@ -117,7 +117,6 @@ def check_questions(model: Model, questions: Sequence[Question], param: str = "q
 
 
 def pair_count(model: Model, questions: Sequence[Question]) -> int:
-    """The number of pairs."""
     return sum(_pairs_of(model, question) for question in questions)
 
 

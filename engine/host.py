@@ -162,7 +162,6 @@ def keep_freed_memory() -> None:
 
 
 def cpu_name() -> str:
-    """Name of this CPU: "AMD EPYC"."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

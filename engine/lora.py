@@ -53,7 +53,6 @@ class Lora:
 
     @property
     def weights(self) -> Path:
-        """The file of the adapter's tensors."""
         return self.path.with_name(ADAPTER_WEIGHTS)
 
     def rank_of(self, module: str) -> int:

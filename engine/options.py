@@ -14,16 +14,6 @@ from embert.engine.tasks import Task, task_names
 from embert.engine.tokenization.encoded import Encoded, check_text
 from embert.engine.tokenization.tokenizer import Tokenizer
 
-__all__ = [
-    "DefaultPrompt",
-    "check_instruction_tokens",
-    "check_pair_instruction",
-    "missing_tasks",
-    "output_width",
-    "resolve_limit",
-    "resolve_options",
-]
-
 PROMPTS = {True: "query", False: "document"}  # of models whose adapters do not name prompts
 ROLES = {True: "retrieval.query", False: "retrieval.passage"}  # adapters of queries and of documents, in jina's words
 _SHOWN_CHARACTERS = 100  # longer names may be texts, which errors never contain

@@ -44,7 +44,6 @@ class PairText:
         return dataclasses.replace(self, before=instruction.join(self.instructed))
 
     def joined(self, query: str, document: str) -> str:
-        """The text of a pair."""
         return f"{self.before}{query}{self.between}{document}{self.after}"
 
 

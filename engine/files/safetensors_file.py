@@ -82,7 +82,6 @@ class SafetensorsFile:
 
     @property
     def names(self) -> list[str]:
-        """Names of all tensors."""
         return list(self._header)
 
     def release(self) -> None:

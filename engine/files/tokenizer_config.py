@@ -443,7 +443,6 @@ def _extra_tokens(path: Path, fields: Fields, own: TokenizerClass | None) -> tup
 
 
 def _older(path: Path, fields: Fields) -> dict[int, SpecialToken]:
-    """The tokens of added_tokens.json."""
     if not path.is_file():
         return {}
     stored = read_object(path)

@@ -189,7 +189,6 @@ class MultiVector:
 
     @property
     def columns(self) -> int:
-        """Columns of a vector."""
         return self.layers[-1].outputs
 
 
@@ -205,7 +204,6 @@ class Heads:
 
     @property
     def tasks(self) -> Task:
-        """The tasks that they are for."""
         tasks = NO_TASK
         heads = {
             Task.CLASSIFY: self.classifier,

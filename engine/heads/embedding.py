@@ -71,7 +71,6 @@ class LayerNorm:
     eps: float
 
     def __call__(self, x: Floats) -> Floats:
-        """float32 [B, columns] → float32 [B, columns]."""
         centered = x - x.mean(1, keepdims=True)
         variance = np.einsum("ij,ij->i", centered, centered)[:, None] / np.float32(x.shape[1])
         y: Floats = centered / np.sqrt(variance + np.float32(self.eps)) * self.gamma
@@ -90,7 +89,6 @@ class DenseLayer:
     projection: Floats | None = None  # [out, in]
 
     def __call__(self, x: Floats) -> Floats:
-        """float32 [B, in] → float32 [B, out]."""
         y = x @ self.weight.T
         if self.bias is not None:
             y += self.bias

@@ -65,7 +65,6 @@ WITHOUT_BIAS = (
 
 
 def read(config: ConfigFile) -> EncoderConfig:
-    """EmbeddingGemma 2's text part."""
     stated = config.fields.get("text_config")
     if stated is not None and not isinstance(stated, dict):
         raise BrokenModel(f"{config.path}: text_config must be an object, found {stated!r}")

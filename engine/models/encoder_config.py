@@ -205,17 +205,14 @@ class EncoderConfig:
 
     @property
     def head_size(self) -> int:
-        """Columns of one attention head."""
         return self.head_columns or self.hidden_size // self.heads
 
     @property
     def kv_heads(self) -> int:
-        """Heads of keys and of values."""
         return self.key_value_heads or self.heads
 
     @property
     def score_scale(self) -> float:
-        """Factor of attention's scores q·k."""
         return self.head_size**-0.5 if self.attention_scale is None else self.attention_scale
 
     @property
@@ -226,7 +223,6 @@ class EncoderConfig:
 
     @property
     def embedding_columns(self) -> int:
-        """Columns of the embedding tables."""
         return self.embedding_size or self.hidden_size
 
     def attention_of(self, layer: int) -> Attention:

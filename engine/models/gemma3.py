@@ -112,7 +112,6 @@ def read(config: ConfigFile) -> EncoderConfig:
 
 
 def layer_types(config: ConfigFile, layers: int) -> list[str]:
-    """FULL or SLIDING for each layer."""
     if config.fields.get("layer_types") is not None:
         return config.list_of("layer_types", layers, tuple(THETAS))
     every = config.integer("sliding_window_pattern")

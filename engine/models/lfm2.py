@@ -96,7 +96,6 @@ def read(config: ConfigFile) -> EncoderConfig:
 
 
 def _layer_types(config: ConfigFile, layers: int) -> list[str]:
-    """FULL or CONVOLUTION for each layer."""
     if config.fields.get("layer_types") is not None:
         return config.list_of("layer_types", layers, (FULL, CONVOLUTION))
     stated = config.fields.get("full_attn_idxs")

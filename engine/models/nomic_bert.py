@@ -14,9 +14,8 @@ from collections.abc import Mapping
 
 from embert.engine.errors import UnsupportedModel
 from embert.engine.models.bert import DEFAULTS, GATED_PARTS, GATES, fused_qkv, read_bert_like
-from embert.engine.models.config_file import ConfigFile
-from embert.engine.models.encoder_config import DynamicNtk, EncoderConfig
-from embert.engine.models.experts import read_experts
+from embert.engine.models.config_file import MOST, ConfigFile
+from embert.engine.models.encoder_config import DynamicNtk, EncoderConfig, Experts
 from embert.engine.models.rotary import rotary_of, with_rope_parameters, with_rotary
 from embert.engine.models.tensor_names import (
     ATTENTION,
@@ -54,6 +53,15 @@ LEFT_OUT: dict[str, tuple[object, ...]] = {
     **dict.fromkeys(("prenorm", "parallel_block", "causal", "use_rms_norm", "norm_mlp"), (False, None)),
     "rotary_emb_interleaved": (False, None),
     "rotary_emb_scale_base": (None,),
+}
+
+MOST_EXPERTS = 256
+# Options of experts that no encoder here computes → the values that turn them off.
+EXPERTS_LEFT_OUT: dict[str, tuple[object, ...]] = {
+    "hidden_act": ("gelu",),
+    **dict.fromkeys(("expert_choice_router", "moe_normalize_expert_weights"), (False, None)),
+    "num_shared_experts": (0, None),
+    "ffn_div": (1, None),
 }
 
 PREFIXES = ("bert.", "nomic_bert.")
@@ -117,7 +125,7 @@ def _read_older(config: ConfigFile) -> EncoderConfig:
         vocab_size=_round_up(config.integer("vocab_size"), config.with_defaults(**{VOCAB_STEP: 1}).integer(VOCAB_STEP)),
     )
     described = read_bert_like(config, tensors, activations=activations)
-    encoder_config = dataclasses.replace(described, gated=gated, experts=read_experts(config, described))
+    encoder_config = dataclasses.replace(described, gated=gated, experts=_read_experts(config, described))
     if not _is_positive(config, "rotary_emb_fraction"):
         return encoder_config
     fraction = config.number("rotary_emb_fraction")
@@ -129,6 +137,26 @@ def _read_older(config: ConfigFile) -> EncoderConfig:
         )
     rotary = rotary_of(config, config.number("rotary_emb_base"), int(columns), _scaling(config))
     return with_rotary(encoder_config, rotary)
+
+
+def _read_experts(config: ConfigFile, described: EncoderConfig) -> Experts | None:
+    """The experts of layers 1, 1 + n, 1 + 2n, … for n `moe_every_n_layers`; None where there are none.
+
+    `described` is the same model without experts. Raises BrokenModel or UnsupportedModel.
+    """
+    if config.fields.get("moe_every_n_layers") in (0, None):
+        config.one_of("num_experts", (0, 1, None))
+        return None
+    every = config.integer("moe_every_n_layers")
+    if every == 1:
+        raise UnsupportedModel(f"{config.path}: moe_every_n_layers must be at least 2, found 1")
+    for field, values in EXPERTS_LEFT_OUT.items():
+        config.one_of(field, values)
+    count, inner = config.integer("num_experts", MOST_EXPERTS), described.intermediate_size
+    if count * inner > MOST:
+        name = config.name("intermediate_size")
+        raise UnsupportedModel(f"{config.path}: num_experts {count} times {name} {inner} must be at most {MOST}")
+    return Experts(count, config.integer("moe_top_k", count), tuple(range(1, described.layers, every)))
 
 
 def _tensors(mappings: tuple[WeightMapping, ...], without: tuple[str, ...], *, types: bool = True) -> TensorNames:

@@ -64,7 +64,6 @@ class PairTemplate:
 
     @property
     def tokens(self) -> int:
-        """The number of special tokens."""
         return (len(self.before) + len(self.between) + len(self.after)) // ID_BYTES
 
     def token_types(self, first: npt.NDArray[np.int64], second: npt.NDArray[np.int64]) -> npt.NDArray[np.int32] | int:
@@ -254,7 +253,6 @@ class Backend:
             raise TokenizerFailed(_reason(error)) from error
 
     def decode(self, sequences: list[list[int]], *, skip_special_tokens: bool) -> list[str]:
-        """Ids back to texts."""
         return self._library.decode_batch(sequences, skip_special_tokens=skip_special_tokens)
 
     @property

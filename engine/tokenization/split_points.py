@@ -123,7 +123,6 @@ class TextParts:
 
     @property
     def more(self) -> bool:
-        """True if anything is left."""
         return self.start < self._end
 
     def take(self, size: int) -> tuple[bool, str]:

@@ -22,8 +22,6 @@ from embert import engine
 from embert.engine.errors import ModelError
 from tests.oracles.sentences import embeddings
 
-__all__ = ["LONG", "SPECIAL", "TEXTS", "WORDS", "byte_level", "check", "unigram", "word_piece", "write"]
-
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 SPECIAL = {f"{name}_token": f"[{name.upper()}]" for name in ("pad", "unk", "cls", "sep", "mask")}
 WORDS = [

@@ -23,8 +23,6 @@ from embert.engine.model import Model
 from embert.engine.models.tensor_names import TensorNames, WeightMapping
 from embert.engine.tasks import Task
 
-__all__ = ["StandInEncoder", "StandInGpu"]
-
 Floats = npt.NDArray[np.float32]
 
 

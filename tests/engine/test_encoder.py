@@ -54,23 +54,22 @@ def test_real_texts_equal_hugging_face(
     assert np.linalg.norm(vectors - oracle) <= error * np.linalg.norm(oracle)
 
 
-def test_text_does_not_depend_on_its_batch(float32_encoder: Encoder) -> None:
-    sequences = random_sequences([5, 90, 5, 256, 1, 31, 90], 30_000)
-    together = float32_encoder.encode(engine.pack(sequences))
-    alone = np.concatenate([float32_encoder.encode(engine.pack([ids])) for ids in sequences])
-    np.testing.assert_allclose(together, alone, atol=2e-6)
-
-
 @pytest.mark.parametrize(
-    "config",
+    ("config", "runs"),
     [
-        pytest.param({"num_attention_heads": 1}, id="head size 64"),
-        pytest.param({"hidden_size": 60, "num_attention_heads": 3, "intermediate_size": 70}, id="odd sizes"),
-        pytest.param({"type_vocab_size": 5, "layer_norm_eps": 1e-3}, id="five token types, large epsilon"),
+        pytest.param({"num_attention_heads": 1}, None, id="head size 64"),
+        pytest.param({"hidden_size": 60, "num_attention_heads": 3, "intermediate_size": 70}, None, id="odd sizes"),
+        pytest.param({"type_vocab_size": 5, "layer_norm_eps": 1e-3}, None, id="five token types, large epsilon"),
+        pytest.param({}, (1, 50), id="runs of at most 50 tokens"),
+        pytest.param({}, (100_000, 100_000), id="one run"),
     ],
 )
 @pytest.mark.usefixtures("products")
-def test_hidden_states_equal_hugging_face(build_bert: BuildBert, config: dict[str, Any]) -> None:
+def test_hidden_states_and_means_equal_hugging_face(
+    build_bert: BuildBert, monkeypatch: pytest.MonkeyPatch, config: dict[str, Any], runs: tuple[int, int] | None
+) -> None:
+    for name, tokens in zip(("MIN_RUN_TOKENS", "MAX_RUN_TOKENS"), runs or (), strict=False):
+        monkeypatch.setattr(f"embert.engine.encoders.cpu.runs.{name}", tokens)
     folder = build_bert(**config)
     model = engine.load_model(str(folder))
     reference = HuggingFace(folder)
@@ -78,12 +77,13 @@ def test_hidden_states_equal_hugging_face(build_bert: BuildBert, config: dict[st
     types = random_sequences(LENGTHS, model.config.type_vocab_size, seed=1)
     encoder = engine.load_encoder(model, device="cpu")
     for token_types in (None, types):
-        hidden = encoder.encode(engine.pack(sequences, token_types=token_types), Task.TOKENS)
-        expected = np.concatenate(
-            [reference.hidden(ids, None if token_types is None else types[i]) for i, ids in enumerate(sequences)]
-        )
+        batch = engine.pack(sequences, token_types=token_types)
+        kinds = zip(sequences, types, strict=True)
+        expected = [reference.hidden(ids, each if token_types else None) for ids, each in kinds]
+        hidden = encoder.encode(batch, Task.TOKENS)
         assert hidden.shape == (sum(LENGTHS), model.config.hidden_size)
-        np.testing.assert_allclose(hidden, expected, atol=2e-4)
+        np.testing.assert_allclose(hidden, np.concatenate(expected), atol=2e-4)
+        np.testing.assert_allclose(encoder.encode(batch), unit(np.stack([h.mean(0) for h in expected])), atol=1e-5)
 
 
 @pytest.mark.parametrize("pooling", ["cls", "last-token"])
@@ -96,22 +96,6 @@ def test_last_layer_on_pooled_rows_only(build_bert: BuildBert, pooling: str) -> 
         states = encoder.encode(batch, Task.TOKENS)
         rows = batch.cu_seqlens[:-1] if pooling == "cls" else batch.cu_seqlens[1:] - 1
         np.testing.assert_allclose(encoder.encode(batch), unit(states[rows]), atol=1e-6)
-
-
-@pytest.mark.parametrize(("low", "high"), [(1, 50), (100_000, 100_000)])
-def test_runs_change_nothing(build_bert: BuildBert, low: int, high: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("embert.engine.encoders.cpu.runs.MIN_RUN_TOKENS", low)
-    monkeypatch.setattr("embert.engine.encoders.cpu.runs.MAX_RUN_TOKENS", high)
-    folder = build_bert()
-    model = engine.load_model(str(folder))
-    sequences = random_sequences(LENGTHS, model.config.vocab_size)
-    types = random_sequences(LENGTHS, 2, seed=1)
-    encoder = engine.load_encoder(model, device="cpu")
-    reference = HuggingFace(folder)
-    expected = [reference.hidden(ids, t) for ids, t in zip(sequences, types, strict=True)]
-    batch = engine.pack(sequences, token_types=types)
-    np.testing.assert_allclose(encoder.encode(batch, Task.TOKENS), np.concatenate(expected), atol=2e-4)
-    np.testing.assert_allclose(encoder.encode(batch), unit(np.stack([h.mean(0) for h in expected])), atol=1e-5)
 
 
 @pytest.mark.parametrize(

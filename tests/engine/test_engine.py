@@ -328,21 +328,6 @@ def test_cuda_device_is_preferred(default_model: Model, cuda_module: Any) -> Non
     assert engine.load_encoder(default_model).choice.startswith("no CUDA device: no driver; ")
 
 
-def test_model_that_cuda_cannot_run_goes_to_the_cpu_unless_cuda_was_asked_for(
-    default_model: Model, cuda_module: Any
-) -> None:
-    def refuse(*_: object, **__: object) -> engine.Encoder:
-        raise UnsupportedModel("head size 24 is not supported on CUDA")
-
-    cuda_module.CudaEncoder = refuse
-    encoder = engine.load_encoder(default_model)
-    assert encoder.device == "cpu"
-    assert "head size 24 is not supported on CUDA" in encoder.choice
-    encoder.close()
-    with pytest.raises(UnsupportedModel, match="head size 24"):
-        engine.load_encoder(default_model, device="cuda")
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -12,7 +12,6 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
-from tokenizers import Tokenizer as Backend
 
 from embert import engine
 from embert.engine.encoders.positions import buckets
@@ -22,7 +21,6 @@ from embert.engine.models import MODEL_TYPES, read_config
 from embert.engine.tasks import Task
 from embert.engine.weights.checkpoint import Checkpoint
 from tests.engine.conftest import (
-    Floats,
     HuggingFace,
     ModelFolder,
     random_sequences,
@@ -31,7 +29,7 @@ from tests.engine.conftest import (
     without_own_kernels,
 )
 from tests.oracles.exact import hidden_states, near
-from tests.oracles.model_cases import MODEL_CASES, SHORT_CASES, build, byte_level, hugging_face, unigram
+from tests.oracles.model_cases import MODEL_CASES, SHORT_CASES, build, byte_level, hugging_face
 from tests.server.models import edit_json
 
 # Padding tokens (p) first, in the middle, last, several, nothing else, and none.
@@ -75,20 +73,6 @@ def test_hidden_states_and_pooled_vectors(model_folder: ModelFolder, case: str) 
     for pooling in ("cls", "mean", "max", "last-token"):
         vector = vector_of(ids, model.config, Checkpoint.open(model), pooling)
         np.testing.assert_allclose(vector, reference.pooled(ids, pooling), rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize("case", ["roberta", "xlm-roberta"])
-def test_texts_that_contain_the_padding_token(tmp_path: Path, case: str) -> None:
-    folder = build(tmp_path, case, vocab_size=400)
-    backend = byte_level(400)
-    backend.save(str(folder / "tokenizer.json"))
-    texts = ["hello <pad> world", "<pad> hello", "hello<pad>", "<pad><pad>hello<pad>", "<pad>", "hello world"]
-    reference = HuggingFace(folder)
-    tokens = [backend.encode(text).ids for text in texts]
-    assert [ids.count(1) for ids in tokens] == [1, 1, 1, 3, 1, 0]
-    expected: Floats = np.stack([reference.hidden(np.array(ids)).mean(0) for ids in tokens])
-    with engine.Engine.load(str(folder), device="cpu") as loaded:
-        np.testing.assert_allclose(loaded.embed(texts), unit(expected), atol=1e-5)
 
 
 STRETCHED = {"rope_parameters": {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 1000.0}}
@@ -155,27 +139,6 @@ def test_buckets_of_distances_equal_hugging_face() -> None:
     reference: Any = MPNetEncoder
     expected = reference.relative_position_bucket(torch.from_numpy(distances))
     np.testing.assert_array_equal(buckets(distances, 32), expected.numpy())
-
-
-@pytest.mark.parametrize("kind", [byte_level, unigram])
-def test_texts_to_vectors(tmp_path: Path, kind: Any) -> None:
-    backend: Backend = kind(400)
-    folder = build(tmp_path, "xlm-roberta", vocab_size=400)
-    backend.save(str(folder / "tokenizer.json"))
-    texts = [
-        "a",
-        "",
-        " two  spaces ",
-        "RoBERTa, XLM-RoBERTa",
-        "déjà vu 日本",
-        "</s> inside",
-        "def build(folder): " * 40,
-    ]
-    reference = HuggingFace(folder)
-    backend.enable_truncation(128)
-    expected: Floats = np.stack([reference.hidden(np.array(backend.encode(text).ids)).mean(0) for text in texts])
-    with engine.Engine.load(str(folder), device="cpu") as loaded:
-        np.testing.assert_allclose(loaded.embed(texts), unit(expected), atol=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -256,7 +256,7 @@ def build(
     # Gemma3TextModel, but Gemma3ForCausalLM.
     model_class = prefix.removesuffix("Text") + head if head == "ForCausalLM" else prefix + head
     made: torch.nn.Module = hugging_face(model_class)(
-        hugging_face(prefix + "Config")(vocab_size=vocab_size, initializer_range=0.3, **{**config, **more})
+        hugging_face(prefix + "Config")(vocab_size=vocab_size, **{"initializer_range": 0.3, **config, **more})
     )
     for name, parameter in made.named_parameters():
         # HuggingFace starts biases and the padding token's rows at 0 and LayerNorm at 1, so an encoder that forgets

@@ -204,7 +204,6 @@ class CpuEncoder(Encoder):
         )
 
     def wait(self, ticket: Ticket) -> dict[Task, TaskOutput]:
-        """Run the forward; see Encoder.wait."""
         try:
             return self._forward(ticket)
         except Exception as error:
@@ -215,7 +214,6 @@ class CpuEncoder(Encoder):
             ) from error
 
     def close(self) -> None:
-        """End the threads and release the weights."""
         self._pool.shutdown()
         del self._transformer, self._heads, self._embedding
 

@@ -86,7 +86,6 @@ class Hidden:
 
     @property
     def lengths(self) -> npt.NDArray[np.int32]:
-        """Tokens of each sequence: int32 [n]."""
         return lengths_of(self.groups)
 
     def of(self, chosen: npt.NDArray[np.bool_]) -> Hidden:

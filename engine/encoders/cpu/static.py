@@ -79,7 +79,6 @@ class StaticEncoder(Encoder):
         return batch.taken(np.arange(batch.sequences))
 
     def wait(self, ticket: PackedBatch) -> dict[Task, TaskOutput]:
-        """Add the rows; see Encoder.wait."""
         rows = dict[Task, TaskOutput]()
         if Task.EMBED in ticket.wanted:
             batch = ticket if ticket.tasks is None else ticket.taken(ticket.sequences_of(Task.EMBED))
@@ -92,7 +91,6 @@ class StaticEncoder(Encoder):
         return rows
 
     def close(self) -> None:
-        """Unmap the table."""
         del self._table, self._embedding
 
     def _rows(self, ids: npt.NDArray[np.int32]) -> Floats:

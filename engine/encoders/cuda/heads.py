@@ -99,7 +99,6 @@ class TokenLogits:
 
     @staticmethod
     def device_batch(batch: PackedBatch) -> PackedBatch:
-        """The batch with MULTI for TOKEN_CLASSES."""
         if batch.tasks is None:
             return batch
         return dataclasses.replace(batch, tasks=_replace(batch.tasks, Task.TOKEN_CLASSES, Task.MULTI))
@@ -259,7 +258,6 @@ class Layout:
 
     @classmethod
     def of(cls, batch: PackedBatch, model: Model) -> Layout:
-        """The layout of a batch's results."""
         if batch.wanted & (Task.TOKENS | Task.SPARSE | Task.MULTI) == NO_TASK:
             return cls({}, None, ())
         lengths = np.diff(batch.cu_seqlens)

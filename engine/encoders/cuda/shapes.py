@@ -154,21 +154,9 @@ _NAMES = {
 }
 # Fields that are converted below, or that only Python reads.
 _CONVERTED = (
-    "activation",
-    "adapters",
-    "alibi",
-    "attention",
-    "disentangled",
-    "experts",
-    "first_position",
-    "long_queries",
-    "model_type",
-    "norm_offset",
-    "relative_buckets",
-    "tensors",
-    "type_vocab_size",
-    "wide_range",
-)
+    "activation", "adapters", "alibi", "attention", "disentangled", "experts", "first_position", "long_queries",
+    "model_type", "norm_offset", "relative_buckets", "tensors", "type_vocab_size", "wide_range",
+)  # fmt: skip
 
 
 def encoder_fields(config: EncoderConfig) -> dict[str, Any]:

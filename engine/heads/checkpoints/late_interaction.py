@@ -145,7 +145,6 @@ def _text(path: Path, name: str, value: object) -> str:
 
 
 def is_stanford(config: Path) -> bool:
-    """True for a `config.json` of Stanford's ColBERT."""
     stated = read_object(config).get("architectures")
     return isinstance(stated, list) and "HF_ColBERT" in stated
 

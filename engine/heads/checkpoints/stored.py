@@ -129,7 +129,6 @@ def _says_nothing(name: str) -> bool:
 
 
 def _of_heads(heads: Heads) -> Iterator[str]:
-    """The stored names of the heads' tensors."""
     layers: list[Layer] = []
     if heads.classifier is not None:
         layers += heads.classifier.layers

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 import transformers
 
-from tests.engine.conftest import Floats, Ids, small_tokenizer
+from embert import engine
+from tests.engine.conftest import Floats, Ids, random_sequences, small_tokenizer
 from tests.oracles.model_cases import build
-
-__all__ = ["build_classifier", "hugging_face_logits"]
 
 
 def build_classifier(folder: Path, case: str = "bert", *, labels: int = 3, vocab_size: int = 99, **config: Any) -> Path:
@@ -22,6 +22,32 @@ def build_classifier(folder: Path, case: str = "bert", *, labels: int = 3, vocab
     build(folder, case, vocab_size=vocab_size, head="ForSequenceClassification", modules=False, **{**names, **config})
     small_tokenizer(99).save(str(folder / "tokenizer.json"))
     return folder
+
+
+KINDS = ("weight", "bias")
+
+
+def check_bert_classifier(
+    folder: Path,
+    save: Callable[[dict[str, torch.Tensor]], None],
+    hidden: Callable[[Ids, Ids | None], npt.NDArray[np.float64]],
+    columns: int,
+    labels: int,
+    vocab_size: int,
+) -> None:
+    """Compares logits of BERT's head, whose random tensors `save` stores, with those of an oracle's `hidden` states."""
+    sizes = {"bert.pooler.dense": (columns, columns), "classifier": (labels, columns)}
+    shapes = {f"{name}.{kind}": size[: 2 if kind == "weight" else 1] for name, size in sizes.items() for kind in KINDS}
+    drawn = torch.Generator().manual_seed(1)
+    head = {name: torch.randn(*shape, generator=drawn) * 0.3 for name, shape in shapes.items()}
+    save(head)
+    sequences, types = random_sequences([9, 40], vocab_size), random_sequences([9, 40], 2, seed=1)
+    encoder = engine.load_encoder(engine.load_model(str(folder)), device="cpu")
+    logits = encoder.encode(engine.pack(sequences, token_types=types), engine.Task.CLASSIFY)
+    exact = {name: tensor.double().numpy() for name, tensor in head.items()}
+    for ours, ids, kinds in zip(logits, sequences, types, strict=True):
+        pooled = np.tanh(exact["bert.pooler.dense.weight"] @ hidden(ids, kinds)[0] + exact["bert.pooler.dense.bias"])
+        np.testing.assert_allclose(ours, exact["classifier.weight"] @ pooled + exact["classifier.bias"], atol=1e-4)
 
 
 def hugging_face_logits(folder: Path, sequences: Sequence[Ids], token_types: Sequence[Ids] | None = None) -> Floats:

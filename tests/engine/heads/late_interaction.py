@@ -14,8 +14,6 @@ from tokenizers import Tokenizer as Backend
 
 from tests.oracles.model_cases import build
 
-__all__ = ["COLUMNS", "encoder", "pylate", "save_tokenizer", "stanford", "words"]
-
 COLUMNS = 24
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "[unused0]", "[unused1]"]
 LETTERS = "abcdefghijklmnopqrstuvwxyz"

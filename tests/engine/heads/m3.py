@@ -9,8 +9,6 @@ from safetensors.torch import save_file
 
 from tests.oracles.model_cases import build, unigram, write_modules
 
-__all__ = ["build_m3", "heads"]
-
 COLUMNS = 48
 
 

@@ -23,6 +23,7 @@ from embert.engine.models.encoder_config import Attention, DynamicNtk, Rotary
 from embert.engine.tasks import Task
 from embert.engine.weights.checkpoint import Checkpoint
 from tests.engine.conftest import Ids, random_sequences, small_tokenizer
+from tests.engine.heads.classifiers import check_bert_classifier
 from tests.oracles.exact import Doubles, cosines, hidden_states, near
 from tests.oracles.model_cases import build, write_modules
 from tests.server.models import edit_json
@@ -271,20 +272,6 @@ def test_masked_lm_of_own_code(tmp_path: Path) -> None:
 
 def test_classifier_of_own_code(tmp_path: Path) -> None:
     reference = Older(tmp_path, architectures=["NomicBertForSequenceClassification"], num_labels=2)
-    drawn = torch.Generator().manual_seed(1)
-    shapes = {
-        "bert.pooler.dense.weight": (COLUMNS, COLUMNS),
-        "bert.pooler.dense.bias": (COLUMNS,),
-        "classifier.weight": (2, COLUMNS),
-        "classifier.bias": (2,),
-    }
-    head = {name: torch.randn(*shape, generator=drawn) * 0.3 for name, shape in shapes.items()}
-    reference.save("bert.", **head)
-    encoder = engine.load_encoder(engine.load_model(str(tmp_path)), device="cpu")
-    sequences, types = random_sequences([9, 40], VOCABULARY), random_sequences([9, 40], 2, seed=1)
-    logits = encoder.encode(engine.pack(sequences, token_types=types), Task.CLASSIFY)
-    exact = {name: tensor.double().numpy() for name, tensor in head.items()}
-    for ours, ids, kinds in zip(logits, sequences, types, strict=True):
-        first = reference.hidden(ids, kinds)[0]
-        pooled = np.tanh(exact["bert.pooler.dense.weight"] @ first + exact["bert.pooler.dense.bias"])
-        np.testing.assert_allclose(ours, exact["classifier.weight"] @ pooled + exact["classifier.bias"], atol=1e-4)
+    check_bert_classifier(
+        tmp_path, lambda head: reference.save("bert.", **head), reference.hidden, COLUMNS, 2, VOCABULARY
+    )
