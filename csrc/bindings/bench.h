@@ -119,7 +119,6 @@ struct Provided {
   int splits = 1;  // of the last run's row statistics
 };
 
-void bind_int8(nanobind::module_& m, nanobind::class_<Bench>& bench);
 void bind_splade(nanobind::module_& module, nanobind::class_<Bench>& bench);
 
 }  // namespace embert

@@ -91,7 +91,8 @@ NB_MODULE(_cuda_testing, m) {
           [](Bench& bench, const std::string& provider, const std::string& library, int type, Address weight,
              Address bias, int out, int in, int activation, Address gamma, Address beta, bool of_residual,
              float epsilon, Address exact, bool prescaled_rows, Address next_gamma, bool gated, int head_size,
-             int rotary_dim, int rope_columns, Address table, Address positions, bool rms) {
+             int rotary_dim, int rope_columns, Address table, Address positions, bool rms, Address scales, int block,
+             Address data, Address row_scales) {
             auto test = std::make_unique<Product>();
             test->provider = open_provider(bench, provider, library, DType(type));
             const Norm norm{gamma, beta};
@@ -102,6 +103,9 @@ NB_MODULE(_cuda_testing, m) {
             weights.next_gamma = next_gamma;
             weights.gated = gated;
             weights.rms = rms;
+            weights.scales = scales;
+            weights.block = block;
+            weights.quantized = {data, row_scales};
             const RopeColumns rope{head_size, rotary_dim, rope_columns, table, positions};
             if (table) weights.rope = &rope;
             bench.check(test->provider->prepare(weights, bench.stream(), test->made));
@@ -111,15 +115,18 @@ NB_MODULE(_cuda_testing, m) {
           "provider"_a, "library"_a, "dtype"_a, "weight"_a, "bias"_a, "out"_a, "in_"_a, "activation"_a, "gamma"_a = 0,
           "beta"_a = 0, "of_residual"_a = false, "epsilon"_a = 0.0f, "exact"_a = 0, "prescaled_rows"_a = false,
           "next_gamma"_a = 0, "gated"_a = false, "head_size"_a = 0, "rotary_dim"_a = 0, "rope_columns"_a = 0,
-          "table"_a = 0, "positions"_a = 0, "rms"_a = false,
+          "table"_a = 0, "positions"_a = 0, "rms"_a = false, "scales"_a = 0, "block"_a = 0, "data"_a = 0,
+          "row_scales"_a = 0,
           "The Norm (gamma, beta) is of the residual or of x, whose weights are then rewritten in place from `exact`, "
           "the same in FP32, unless gamma is in the rows. `gated`: `out` is half of W's rows. With a table columns are "
-          "rotated (RopeColumns).")
+          "rotated (RopeColumns). With scales W is int8, and x is quantized to data and row_scales, which hold whole "
+          "groups of 32 rows.")
       .def(
           "feed_forward",
           [](Bench& bench, int type, Address in_weight, Address in_bias, Address out_weight, Address out_bias,
              int hidden, int inner, int activation, Address gamma, Address beta, float epsilon, Address exact,
-             bool prescaled_rows, Address next_gamma) {
+             bool prescaled_rows, Address next_gamma, Address in_scales, Address out_scales, Address data,
+             Address row_scales) {
             auto test = std::make_unique<TestFeedForward>();
             test->provider = open_provider(bench, "hopper", "", DType(type));
             const Norm norm{gamma, beta};
@@ -128,6 +135,9 @@ NB_MODULE(_cuda_testing, m) {
             in.exact = exact;
             in.prescaled_rows = out.prescaled_rows = prescaled_rows;
             out.next_gamma = next_gamma;
+            in.scales = in_scales, out.scales = out_scales;
+            in.quantized = out.quantized = {data, row_scales};
+            out.block = in_scales ? kInnerBlock : 0;
             std::unique_ptr<Linear> first, second;
             bench.check(test->provider->prepare(in, bench.stream(), first));
             bench.check(test->provider->prepare(out, bench.stream(), second));
@@ -136,7 +146,7 @@ NB_MODULE(_cuda_testing, m) {
           },
           "dtype"_a, "in_weight"_a, "in_bias"_a, "out_weight"_a, "out_bias"_a, "hidden"_a, "inner"_a, "activation"_a,
           "gamma"_a = 0, "beta"_a = 0, "epsilon"_a = 0.0f, "exact"_a = 0, "prescaled_rows"_a = false,
-          "next_gamma"_a = 0,
+          "next_gamma"_a = 0, "in_scales"_a = 0, "out_scales"_a = 0, "data"_a = 0, "row_scales"_a = 0,
           "The Norm (gamma, beta) is of x; the rest as in `product`, of the first product's weights.")
       .def("experts",
            [](Bench& bench, const std::string& provider, const std::string& library, int type, Address inner,
@@ -256,6 +266,23 @@ NB_MODULE(_cuda_testing, m) {
              bench.check(attention_sm80_disentangled(DType(type), qkv, work, {heads, heads, head_size, scale},
                                                      {keys, queries, row_of, longest}, context, bench.stream()));
            })
+      .def("attention_in_blocks",
+           [](Bench& bench, Address qkv, int rows, Address tiles, int tile_count, Address shorts, int short_count,
+              int heads, Address context, Address maxima, Address relative, int reach) {
+             const AttentionWork work{tiles, tile_count, shorts, short_count};
+             bench.check(attention_in_blocks(qkv, rows, {work}, heads, {relative, reach}, {context, maxima},
+                                             *bench.maps(DType::kFloat16), bench.stream()));
+           })
+      .def("quantize_blocks",
+           [](Bench& bench, Address x, int rows, int columns, int block, Address data, Address scales) {
+             bench.check(quantize_block_rows(DType::kFloat16, x, rows, columns, block, {data, scales}, bench.stream()));
+           })
+      .def("quantize",
+           [](Bench& bench, Address x, Address sums, int parts, Address gamma, Address beta, int rows, int columns,
+              float epsilon, Address data, Address scales) {
+             bench.check(quantize_rows(DType::kFloat16, {x, sums, parts}, {gamma, beta}, rows, columns, epsilon,
+                                       {data, scales}, bench.stream()));
+           })
       .def("gather",
            [](Bench& bench, int type, Address context, int context_columns, Address x, Address sums, int parts,
               Address cu_seqlens, int pooling, int sequences, int hidden, Address context_to, Address x_to,
@@ -293,5 +320,4 @@ NB_MODULE(_cuda_testing, m) {
                                        weight, bias, y, bench.stream()));
            });
   bind_splade(m, bench);
-  bind_int8(m, bench);
 }

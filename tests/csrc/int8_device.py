@@ -8,7 +8,6 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from embert.engine.encoders.cuda.encoder import _cublaslt_library
 from embert.engine.quantization.blocks import block_weight, quarter_weight
 from tests.csrc import reference as ref
 from tests.csrc.device import Device
@@ -42,9 +41,9 @@ class Product:
         self.vectors += [0, 0] if norm is None else [device.put(each.astype(np.float32)) for each in norm]
         weight, scales, bias, gamma, beta = self.vectors
         try:
-            self.product: Any = device.launch.int8_product(
-                weight, scales, bias, *self.weight.shape, kind, gamma, beta, of_residual, EPSILON, self.data,
-                self.row_scales, "hopper", _cublaslt_library(), 128 if self.inner else 0,
+            self.product: Any = device.launch.product(
+                "hopper", "", ref.FLOAT16, weight, bias, *self.weight.shape, kind, gamma, beta, of_residual, EPSILON,
+                scales=scales, block=128 if self.inner else 0, data=self.data, row_scales=self.row_scales,
             )  # fmt: skip
         except RuntimeError as error:
             pytest.skip(str(error))
@@ -53,11 +52,10 @@ class Product:
         """y, and what it leaves in `self.y_stats`."""
         rows, out, device = len(x), len(self.bias), self.device
         y, y_stats = device.new(rows * out * 2), device.new(rows * out // 2)
-        normed = self.norm is not None and not self.of_residual
+        normed = x if residual is None else residual
         self.product.run(
-            device.launch, device.put(x), device.put(sums_of(x)) if normed else 0,
-            0 if residual is None else device.put(residual),
-            0 if residual is None else device.put(sums_of(residual)), 1, rows, y, 0 if residual is None else y_stats,
+            device.launch, device.put(x), 0 if residual is None else device.put(residual), rows, y,
+            0 if self.norm is None else device.put(sums_of(normed)), 1, 0 if residual is None else y_stats,
         )  # fmt: skip
         found = device.get(y, (rows, out), np.float16)
         if residual is not None:

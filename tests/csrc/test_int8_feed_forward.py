@@ -8,7 +8,6 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from embert.engine.encoders.cuda.encoder import _cublaslt_library
 from embert.engine.quantization.blocks import block_weight, quarter_weight
 from tests.csrc import int8
 from tests.csrc import reference as ref
@@ -30,8 +29,8 @@ class FeedForward:
         second = (random.standard_normal((hidden, inner)) / np.sqrt(inner)).astype(np.float32)
         self.in_, self.out = quarter_weight(first, "in"), block_weight(second, "out")
         self.biases = [random.standard_normal(n).astype(np.float32) / 4 for n in (inner, hidden)]
-        norms = [random.uniform(0.5, 1.5, hidden), random.standard_normal(hidden) / 4] * 2
-        self.norms = [device.put(each.astype(np.float32)) for each in norms]
+        norm = random.uniform(0.5, 1.5, hidden), random.standard_normal(hidden) / 4
+        self.norm = [device.put(each.astype(np.float32)) for each in norm]
         most = -(-most // 32) * 32
         self.data, self.row_scales = device.new(most * max(hidden, inner)), device.new(most * 4)
         self.rows_between = device.new(most * inner * 2)
@@ -43,9 +42,10 @@ class FeedForward:
     def made(self) -> Any:
         """Skips where the GPU does not have it."""
         try:
-            return self.device.launch.int8_feed_forward(
-                *self.vectors, self.hidden, self.inner, self.kind, self.norms, EPSILON, self.data, self.row_scales,
-                "hopper", _cublaslt_library(),
+            (in_weight, in_scales, in_bias), (out_weight, out_scales, out_bias) = self.vectors
+            return self.device.launch.feed_forward(
+                ref.FLOAT16, in_weight, in_bias, out_weight, out_bias, self.hidden, self.inner, self.kind, *self.norm,
+                EPSILON, in_scales=in_scales, out_scales=out_scales, data=self.data, row_scales=self.row_scales,
             )  # fmt: skip
         except RuntimeError as error:
             pytest.skip(str(error))
@@ -53,9 +53,8 @@ class FeedForward:
     def run(self, made: Any, x: npt.NDArray[np.float16]) -> Floats:
         rows = len(x)
         y, y_stats = self.device.new(x.size * 2), self.device.new(x.size // 2)
-        made.run(
-            self.device.launch, self.device.put(x), self.device.put(sums_of(x)), 1, rows, self.rows_between, y, y_stats
-        )
+        sums = self.device.put(sums_of(x))
+        made.run(self.device.launch, self.device.put(x), rows, self.rows_between, y, sums, 1, y_stats)
         return self.device.get(y, x.shape, np.float16)
 
 
@@ -104,7 +103,7 @@ def test_a_feed_forward_part_is_the_exact_one_but_for_8_bits(device: Device, ran
     made = of.made()
     x = random.standard_normal((5000, 768)).astype(np.float16)
     found = of.run(made, x)
-    gamma, beta = (device.get(at, (768,), np.float32).astype(np.float64) for at in of.norms[:2])
+    gamma, beta = (device.get(at, (768,), np.float32).astype(np.float64) for at in of.norm)
     normed = ref.layernorm(x.astype(np.float64), gamma, beta, EPSILON)
     rows = int8.quantized_rows(normed.astype(np.float16))
     first = rows[0].astype(np.float64) @ of.in_.integers.T * rows[1][:, None] * of.in_.scales + of.biases[0]
