@@ -54,6 +54,17 @@ void put_row(DType dtype, void* to, size_t row, const Row& values) {
   for (size_t i = 0; i < values.size(); ++i) put(dtype, to, row * values.size() + i, values[i]);
 }
 
+// y's rows: those of x, as `change` leaves them.
+template <typename Change>
+Status map_rows(DType dtype, const void* x, int rows, int columns, void* y, const Change& change) {
+  for (int row = 0; computes && row < rows; ++row) {
+    Row values = row_of(dtype, x, row, columns);
+    change(values, row);
+    put_row(dtype, y, row, values);
+  }
+  return {};
+}
+
 int groups_of(int columns) {
   return (columns + kStatColumns - 1) / kStatColumns;
 }
@@ -285,23 +296,13 @@ Status embed(DType dtype, const EmbeddingTables& tables, const int* ids, const i
 }
 Status layernorm(DType dtype, const void* x, const Norm& norm, int rows, int hidden, float epsilon, void* y,
                  const Stream&) {
-  if (!computes) return {};
-  for (int row = 0; row < rows; ++row) {
-    Row values = row_of(dtype, x, row, hidden);
-    normalize(values, norm, epsilon, nullptr, false);
-    put_row(dtype, y, row, values);
-  }
-  return {};
+  return map_rows(dtype, x, rows, hidden, y,
+                  [&](Row& values, int) { normalize(values, norm, epsilon, nullptr, false); });
 }
 Status rmsnorm(DType dtype, const void* x, const float* gamma, int rows, int hidden, float epsilon, void* y,
                const Stream&) {
-  if (!computes) return {};
-  for (int row = 0; row < rows; ++row) {
-    Row values = row_of(dtype, x, row, hidden);
-    normalize(values, {gamma, nullptr}, epsilon, nullptr, false, true);
-    put_row(dtype, y, row, values);
-  }
-  return {};
+  return map_rows(dtype, x, rows, hidden, y,
+                  [&](Row& values, int) { normalize(values, {gamma, nullptr}, epsilon, nullptr, false, true); });
 }
 Status split_gamma(DType dtype, void* weight, float* gamma, int rows, int columns, const Stream&) {
   if (!computes) return {};
@@ -318,17 +319,13 @@ Status split_gamma(DType dtype, void* weight, float* gamma, int rows, int column
 }
 Status add_rmsnorm(DType dtype, const void* x, const float* gamma, int rows, int hidden, float epsilon, void* y,
                    const float* before, const float* after, float2* y_stats, const Stream&) {
-  if (!computes) return {};
-  for (int row = 0; row < rows; ++row) {
-    Row values = row_of(dtype, x, row, hidden);
+  return map_rows(dtype, x, rows, hidden, y, [&](Row& values, int row) {
     const Row residual = row_of(dtype, y, row, hidden);
     normalize(values, {gamma, nullptr}, epsilon, nullptr, false, true);
     for (int i = 0; i < hidden; ++i) values[i] += before == nullptr ? residual[i] : residual[i] / before[i];
     if (y_stats != nullptr) put_sums(y_stats, row, values);
     for (int i = 0; i < hidden && after != nullptr; ++i) values[i] *= after[i];
-    put_row(dtype, y, row, values);
-  }
-  return {};
+  });
 }
 Status embed_words(DType dtype, const void* word, const int* ids, int rows, int hidden, float scale, void* y,
                    const float* after, float2* y_stats, const Stream&) {
@@ -347,21 +344,15 @@ Status embed_words(DType dtype, const void* word, const int* ids, int rows, int 
 }
 Status multiply_rmsnorm(DType dtype, const void* x, const float* gamma, int rows, int hidden, float epsilon, void* y,
                         const Stream&) {
-  if (!computes) return {};
-  for (int row = 0; row < rows; ++row) {
-    Row values = row_of(dtype, x, row, hidden);
+  return map_rows(dtype, x, rows, hidden, y, [&](Row& values, int row) {
     const Row factors = row_of(dtype, y, row, hidden);
     normalize(values, {gamma, nullptr}, epsilon, nullptr, false, true);
     for (int i = 0; i < hidden; ++i) values[i] *= factors[i];
-    put_row(dtype, y, row, values);
-  }
-  return {};
+  });
 }
 Status qk_norm_rope(DType dtype, void* x, int rows, int pitch, const HeadNorms& norms, const RopeColumns& rope,
                     int value_heads, const Stream&) {
-  if (!computes) return {};
-  for (int row = 0; row < rows; ++row) {
-    Row values = row_of(dtype, x, row, pitch);
+  return map_rows(dtype, x, rows, pitch, x, [&](Row& values, int row) {
     const std::vector<float> ones(rope.head_size, 1.0f);
     for (int column = 0; column < rope.columns + value_heads * rope.head_size; column += rope.head_size) {
       Row head(values.begin() + column, values.begin() + column + rope.head_size);
@@ -372,9 +363,7 @@ Status qk_norm_rope(DType dtype, void* x, int rows, int pitch, const HeadNorms& 
       std::copy(head.begin(), head.end(), values.begin() + column);
     }
     turn_row(values, rope, rope.positions[row]);
-    put_row(dtype, x, row, values);
-  }
-  return {};
+  });
 }
 bool attention_writes_blocks(DType, const WindowedWork&, int, const TensorMaps*) {
   return false;
@@ -510,27 +499,17 @@ Status route_rows(DType dtype, const void* x, const float* weight, int rows, int
 }
 Status combine_rows(DType dtype, const void* x, const void* outputs, const RoutedRows& routed, const float* bias,
                     const Norm& norm, int rows, int hidden, float epsilon, void* y, const Stream&) {
-  if (!computes) return {};
-  for (int row = 0; row < rows; ++row) {
-    Row sum = row_of(dtype, x, row, hidden);
+  return map_rows(dtype, x, rows, hidden, y, [&](Row& sum, int row) {
     for (int c = 0; c < hidden; ++c) sum[c] += bias[c];
     for (int i = row * routed.kind.top_k; i < (row + 1) * routed.kind.top_k; ++i) {
       const Row output = row_of(dtype, outputs, routed.slots[i], hidden);
       for (int c = 0; c < hidden; ++c) sum[c] += routed.routes[i].share * output[c];
     }
     normalize(sum, norm, epsilon, nullptr, false);
-    put_row(dtype, y, row, sum);
-  }
-  return {};
+  });
 }
 Status rope_rows(DType dtype, void* x, int rows, int pitch, const RopeColumns& of, const Stream&) {
-  if (!computes) return {};
-  for (int row = 0; row < rows; ++row) {
-    Row values = row_of(dtype, x, row, pitch);
-    turn_row(values, of, of.positions[row]);
-    put_row(dtype, x, row, values);
-  }
-  return {};
+  return map_rows(dtype, x, rows, pitch, x, [&](Row& values, int row) { turn_row(values, of, of.positions[row]); });
 }
 Status gate_rows(DType dtype, Activation activation, const void* x, int rows, int columns, void* y, const Stream&) {
   if (!computes) return {};
@@ -621,20 +600,17 @@ class NoMaxima final : public TextMaxima {
 };
 
 }  // namespace
-Status embed_small(DType, const EmbeddingTables&, const OffsetsInput&, size_t, const OffsetsOutput&,
-                   const OffsetsCapacity&, int, void*, float2*, const Stream&) {
-  return uncomputed();
-}
-Status dense(const float*, int, const DenseLayer&, float*, int, const Stream&) {
-  return uncomputed();
-}
-Status cut_rows(const float*, const uint32_t*, const int*, int, int, float*, const Stream&) {
-  return uncomputed();
-}
-Status token_weights(DType, const RowView&, const Norm&, float, const int*, int, int, const float*, const float*,
-                     float*, const Stream&) {
-  return uncomputed();
-}
+#define EMBERT_UNCOMPUTED(name, ...)        \
+  Status name(__VA_ARGS__, const Stream&) { \
+    return uncomputed();                    \
+  }
+EMBERT_UNCOMPUTED(embed_small, DType, const EmbeddingTables&, const OffsetsInput&, size_t, const OffsetsOutput&,
+                  const OffsetsCapacity&, int, void*, float2*)
+EMBERT_UNCOMPUTED(dense, const float*, int, const DenseLayer&, float*, int)
+EMBERT_UNCOMPUTED(cut_rows, const float*, const uint32_t*, const int*, int, int, float*)
+EMBERT_UNCOMPUTED(token_weights, DType, const RowView&, const Norm&, float, const int*, int, int, const float*,
+                  const float*, float*)
+EMBERT_UNCOMPUTED(count_pairs, const float*, int, int, int, int*, int*)
 Status make_portable_maxima(GemmProvider&, DType, const LinearWeights&, const Stream&,
                             std::unique_ptr<TextMaxima>& maxima) {
   maxima = std::make_unique<NoMaxima>();
@@ -642,9 +618,6 @@ Status make_portable_maxima(GemmProvider&, DType, const LinearWeights&, const St
 }
 Status begin_maxima(const TextSpan& span, int, int*, float*, int*, const Stream&) {
   tell("begin_maxima chosen=%ld text=%d texts=%d end=%d\n", at(span.chosen), span.first, span.count, span.end_row);
-  return uncomputed();
-}
-Status count_pairs(const float*, int, int, int, int*, int*, const Stream&) {
   return uncomputed();
 }
 // Each text has `pairs_of_text` pairs. Those that do not fit are left out.

@@ -19,6 +19,13 @@ uint8_t* const pool_memory = static_cast<uint8_t*>(
     mmap(nullptr, kPoolBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0));
 size_t pool_used = 0;
 
+template <typename Handle>
+cudaError_t create(Handle* handle, int& count) {
+  ++count;
+  *handle = reinterpret_cast<Handle>(1);
+  return cudaSuccess;
+}
+
 }  // namespace
 
 long at(const void* address) {
@@ -33,6 +40,44 @@ bool fails(int& calls_left) {
 }
 
 extern "C" {
+// Calls that only succeed. Memory that was never written is 0.
+#define EMBERT_SUCCEEDS(name, ...) \
+  cudaError_t name(__VA_ARGS__) {  \
+    return cudaSuccess;            \
+  }
+EMBERT_SUCCEEDS(cudaGetLastError)
+EMBERT_SUCCEEDS(cudaSetDevice, int)
+EMBERT_SUCCEEDS(cudaStreamWaitEvent, cudaStream_t, cudaEvent_t, unsigned)
+EMBERT_SUCCEEDS(cudaEventRecord, cudaEvent_t, cudaStream_t)
+EMBERT_SUCCEEDS(cudaEventSynchronize, cudaEvent_t)
+EMBERT_SUCCEEDS(cudaMemset, void*, int, size_t)
+EMBERT_SUCCEEDS(cudaMemsetAsync, void*, int, size_t, cudaStream_t)
+EMBERT_SUCCEEDS(cudaStreamBeginCapture, cudaStream_t, cudaStreamCaptureMode)
+EMBERT_SUCCEEDS(cudaGraphUpload, cudaGraphExec_t, cudaStream_t)
+
+// Calls that destroy something, which is counted.
+#define EMBERT_DESTROYS(count, name, Type) \
+  cudaError_t name(Type) {                 \
+    --living.count;                        \
+    return cudaSuccess;                    \
+  }
+EMBERT_DESTROYS(streams, cudaStreamDestroy, cudaStream_t)
+EMBERT_DESTROYS(events, cudaEventDestroy, cudaEvent_t)
+EMBERT_DESTROYS(graphs, cudaGraphDestroy, cudaGraph_t)
+EMBERT_DESTROYS(executables, cudaGraphExecDestroy, cudaGraphExec_t)
+
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned) {
+  return create(stream, living.streams);
+}
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) {
+  return create(event, living.events);
+}
+cudaError_t cudaStreamEndCapture(cudaStream_t, cudaGraph_t* graph) {
+  return create(graph, living.graphs);
+}
+cudaError_t cudaGraphInstantiate(cudaGraphExec_t* graph, cudaGraph_t, unsigned long long) {
+  return fails(faults.instantiations) ? cudaErrorMemoryAllocation : create(graph, living.executables);
+}
 cudaError_t cudaMalloc(void** address, size_t bytes) {
   tell("allocate bytes=%zu\n", bytes);
   *address = nullptr;
@@ -52,12 +97,6 @@ cudaError_t cudaFree(void* address) {
 cudaError_t cudaFreeHost(void* address) {
   return cudaFree(address);
 }
-cudaError_t cudaGetLastError() {
-  return cudaSuccess;
-}
-cudaError_t cudaSetDevice(int) {
-  return cudaSuccess;
-}
 cudaError_t cudaMemGetInfo(size_t* left, size_t* total) {
   *left = *total = kPoolBytes;
   return cudaSuccess;
@@ -68,35 +107,8 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp* properties, int) {
   properties->major = faults.major, properties->minor = faults.minor;
   return cudaSuccess;
 }
-cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned) {
-  ++living.streams;
-  *stream = reinterpret_cast<cudaStream_t>(1);
-  return cudaSuccess;
-}
-cudaError_t cudaStreamDestroy(cudaStream_t) {
-  --living.streams;
-  return cudaSuccess;
-}
 cudaError_t cudaStreamSynchronize(cudaStream_t) {
   tell("synchronize\n");
-  return cudaSuccess;
-}
-cudaError_t cudaStreamWaitEvent(cudaStream_t, cudaEvent_t, unsigned) {
-  return cudaSuccess;
-}
-cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned) {
-  ++living.events;
-  *event = reinterpret_cast<cudaEvent_t>(1);
-  return cudaSuccess;
-}
-cudaError_t cudaEventRecord(cudaEvent_t, cudaStream_t) {
-  return cudaSuccess;
-}
-cudaError_t cudaEventSynchronize(cudaEvent_t) {
-  return cudaSuccess;
-}
-cudaError_t cudaEventDestroy(cudaEvent_t) {
-  --living.events;
   return cudaSuccess;
 }
 cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cudaMemcpyKind kind, cudaStream_t) {
@@ -113,37 +125,6 @@ cudaError_t cudaMemcpy2DAsync(void* to, size_t to_pitch, const void* from, size_
   for (size_t row = 0; row < rows; ++row)
     std::memcpy(static_cast<uint8_t*>(to) + row * to_pitch, static_cast<const uint8_t*>(from) + row * from_pitch,
                 width);
-  return cudaSuccess;
-}
-cudaError_t cudaMemset(void*, int, size_t) {  // memory that was never written is 0
-  return cudaSuccess;
-}
-cudaError_t cudaMemsetAsync(void*, int, size_t, cudaStream_t) {
-  return cudaSuccess;
-}
-cudaError_t cudaStreamBeginCapture(cudaStream_t, cudaStreamCaptureMode) {
-  return cudaSuccess;
-}
-cudaError_t cudaStreamEndCapture(cudaStream_t, cudaGraph_t* graph) {
-  ++living.graphs;
-  *graph = reinterpret_cast<cudaGraph_t>(1);
-  return cudaSuccess;
-}
-cudaError_t cudaGraphInstantiate(cudaGraphExec_t* graph, cudaGraph_t, unsigned long long) {
-  if (fails(faults.instantiations)) return cudaErrorMemoryAllocation;
-  ++living.executables;
-  *graph = reinterpret_cast<cudaGraphExec_t>(1);
-  return cudaSuccess;
-}
-cudaError_t cudaGraphDestroy(cudaGraph_t) {
-  --living.graphs;
-  return cudaSuccess;
-}
-cudaError_t cudaGraphExecDestroy(cudaGraphExec_t) {
-  --living.executables;
-  return cudaSuccess;
-}
-cudaError_t cudaGraphUpload(cudaGraphExec_t, cudaStream_t) {
   return cudaSuccess;
 }
 cudaError_t cudaGraphLaunch(cudaGraphExec_t, cudaStream_t) {
