@@ -4,6 +4,7 @@
 
 #include <cstring>
 
+#include "gemm/kernels/sm90_checks.h"
 #include "recording_device.h"
 
 using namespace embert;
@@ -212,6 +213,42 @@ void int8(const EncoderOptions& options) {
   add("int8 needs a GPU of compute capability 9.0", Kind::kBert, [](C&) {}, options);
 }
 
+// What Hopper's products refuse of RoPE columns and gates while a model is loaded.
+void fused(const Cases& cases) {
+  const float2 table[1] = {};
+  const int positions[1] = {};
+  const float gamma[1] = {};
+  using W = LinearWeights;
+  const auto add = [&](const char* reason, const RopeColumns* rope, auto change) {
+    LinearWeights weights;
+    weights.n = 2304, weights.k = 768, weights.rope = rope;
+    change(weights);
+    cases.compare(reason, sm90::check_weights(weights));
+  };
+  const auto gates = [](W& w) { w.gated = true, w.activation = Activation::kSilu; };
+  const RopeColumns whole{64, 64, 1536, table, positions};
+  add("", nullptr, [](W&) {});
+  add("", nullptr, gates);
+  add("", &whole, [](W&) {});
+  add("gates and a residual", nullptr, [&](W& w) { w.gated = true, w.residual_norm.gamma = gamma; });
+  add("gates without an activation", nullptr, [](W& w) { w.gated = true; });
+  add("SiLU without gates", nullptr, [](W& w) { w.activation = Activation::kSilu; });
+  add("RoPE columns and an activation, gates or", &whole, gates);
+  add("RoPE columns and an activation, gates or", &whole, [](W& w) { w.activation = Activation::kGeluErf; });
+  const auto rope = [&](const char* reason, int head_size, int rotary_dim, int columns, const float2* angles) {
+    const RopeColumns of{head_size, rotary_dim, columns, angles, positions};
+    add(reason, &of, [](W&) {});
+  };
+  rope("", 64, 32, 1536, table);
+  rope("", 24, 24, 1536, table);
+  rope("20 RoPE columns of heads of 20, in 1520 of 2304", 20, 20, 1520, table);
+  rope("33 RoPE columns of heads of 64", 64, 33, 1536, table);
+  rope("66 RoPE columns of heads of 64", 64, 66, 1536, table);
+  rope("in 1500 of 2304", 64, 64, 1500, table);
+  rope("in 2368 of 2304", 64, 64, 2368, table);
+  rope("64 RoPE columns of heads of 64, in 1536 of 2304", 64, 64, 1536, nullptr);
+}
+
 }  // namespace
 
 int main(int count, char** arguments) {
@@ -265,6 +302,8 @@ int main(int count, char** arguments) {
       architectures(cases);
     } else if (is("int8")) {
       int8(options);
+    } else if (is("fused")) {
+      fused(cases);
     } else if (is("int8 memory")) {
       model.int8 = true;
       model.task_heads.multi = {{kHidden, 128}};

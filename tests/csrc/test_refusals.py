@@ -72,7 +72,7 @@ def test_a_graph_that_cannot_be_made_leaves_none_behind(program: Path, scenario:
     assert line.startswith(f"start refused: {reason}")
 
 
-@pytest.mark.parametrize("table", ["weights", "architectures", "int8"])
+@pytest.mark.parametrize("table", ["weights", "architectures", "int8", "fused"])
 def test_each_case_of_a_table_is_refused_for_its_reason(program: Path, table: str) -> None:
     assert told(program, table) == []
 
