@@ -18,7 +18,7 @@ import time
 import uuid
 from collections import Counter, deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Literal
 
@@ -77,48 +77,43 @@ class Supervisor:
     memory: MetricMemory  # of metrics, with a region for this process
     metrics: SupervisorMetrics
     traces_url: str | None = None  # of the collector; None: no traces
-    _instance: str = field(default_factory=lambda: str(uuid.uuid4()), init=False)  # a unique name of this server
-    _name: str = field(default_factory=lambda: f"embert-{secrets.token_hex(8)}", init=False)  # of its sockets
-    _http_processes: list[Child] = field(init=False)
-    _engines: list[Child] = field(init=False)
-    _states: list[EngineState] = field(init=False)
-    _engine_models: list[EngineModels] = field(init=False)  # of each engine
-    _counters: SharedCounters = field(init=False)
-    _hangs: HangDetector = field(init=False)
-    _outages: Outages = field(init=False)
-    _unreadable: dict[str, str] = field(default_factory=dict, init=False)  # by HTTP processes: name → reason
-    _reading_losses: Counter[int] = field(default_factory=Counter, init=False)  # HTTP processes lost reading a model
-    _watched: float = field(default_factory=time.monotonic, init=False)  # last run of `_watch`
-    _stopping: bool = field(default=False, init=False)
-    _kill_at: float = field(default=float("inf"), init=False)
-    _announced: bool = field(default=False, init=False)
-    # Calls that the loop makes for signals. Handlers must not send: they may have interrupted a message.
-    _signals: deque[Callable[[], None]] = field(default_factory=deque, init=False)
-    _signalled: float = field(default=float("-inf"), init=False)
-    _status: int = field(default=0, init=False)
-    _drained: dict[int, Drained] = field(default_factory=dict, init=False)  # by HTTP process
 
-    def run(self) -> int:
-        """Serve until a signal. Returns 0 after SIGTERM or SIGINT, 1 after giving up on a child or a second signal."""
-        devices = self.devices
-        self._engines = [Child("engine", i) for i in range(len(devices))]
+    def __post_init__(self) -> None:
+        self._instance = str(uuid.uuid4())  # a unique name of this server
+        self._name = f"embert-{secrets.token_hex(8)}"  # of its sockets
+        self._devices = list(dict.fromkeys(device for model in self.models for device in model.devices))
+        self._engines = [Child("engine", i) for i in range(len(self._devices))]  # one for each device
         self._http_processes = [Child("http", i) for i in range(self.config.http_processes)]
-        try:
-            self.memory.add([child.name for child in self._children])
-            self._counters = SharedCounters.create(self.config.http_processes, len(devices), len(self.models))
-        except OSError as error:
-            log.error("%s: %s", NO_MEMORY, error)  # noqa: TRY400
-            return 1
-        self.metrics.add_engines(range(len(devices)))
-        self._hangs = HangDetector(self.config, self._counters)
-        self._outages = Outages(self.config.start_timeout)
+        self._children = [*self._engines, *self._http_processes]
         self._engine_models = [
-            EngineModels(model.start.number for model in self.models if device in model.devices) for device in devices
+            EngineModels(model.start.number for model in self.models if device in model.devices)
+            for device in self._devices
         ]
         self._states = [
             EngineState(i, "loading", "starting", models=dict(models.states))
             for i, models in enumerate(self._engine_models)
         ]
+        self._outages = Outages(self.config.start_timeout)
+        self._unreadable: dict[str, str] = {}  # by HTTP processes: name → reason
+        self._reading_losses: Counter[int] = Counter()  # HTTP processes lost reading a model
+        self._watched = time.monotonic()  # last run of `_watch`
+        self._stopping = self._announced = False
+        self._kill_at, self._signalled = float("inf"), float("-inf")
+        # Calls that the loop makes for signals. Handlers must not send: they may have interrupted a message.
+        self._signals: deque[Callable[[], None]] = deque()
+        self._status = 0
+        self._drained: dict[int, Drained] = {}  # by HTTP process
+
+    def run(self) -> int:
+        """Serve until a signal. Returns 0 after SIGTERM or SIGINT, 1 after giving up on a child or a second signal."""
+        try:
+            self.memory.add([child.name for child in self._children])
+            self._counters = SharedCounters.create(len(self._http_processes), len(self._engines), len(self.models))
+        except OSError as error:
+            log.error("%s: %s", NO_MEMORY, error)  # noqa: TRY400
+            return 1
+        self.metrics.add_engines(range(len(self._engines)))
+        self._hangs = HangDetector(self.config, self._counters)
         self._selector = selectors.DefaultSelector()
         wake_read, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
@@ -159,15 +154,6 @@ class Supervisor:
             sum(end.refused for end in ends),
             sum(end.lost for end in ends),
         )
-
-    @property
-    def devices(self) -> list[str]:
-        """The device of each engine process."""
-        return list(dict.fromkeys(device for model in self.models for device in model.devices))
-
-    @property
-    def _children(self) -> list[Child]:
-        return [*self._engines, *self._http_processes]
 
     def _siblings(self, kind: Kind) -> list[Child]:
         return self._engines if kind == "engine" else self._http_processes
@@ -217,7 +203,7 @@ class Supervisor:
                 names=[model.start.name for model in self.models],
                 memory_fd=self.memory.fd,
                 index=child.index,
-                device=self.devices[child.index],
+                device=self._devices[child.index],
                 endpoint=child.endpoint,
                 counters_fd=self._counters.fd,
                 engines=len(self._engines),
