@@ -17,7 +17,7 @@ from opentelemetry.trace import (
 
 from embert.server.engine_worker.batches import InFlightBatch
 from embert.server.ipc.channel import SPAN_ID_BYTES, TRACE_ID_BYTES
-from embert.server.observability.tracing.span_export import Clock
+from embert.server.observability.tracing.span_export import clock_offset_ns
 
 _SAMPLED = TraceFlags(TraceFlags.SAMPLED)
 
@@ -27,7 +27,6 @@ class BatchTracer:
 
     def __init__(self, tracer: Tracer, engine: int) -> None:
         self._tracer, self._engine = tracer, engine
-        self._clock = Clock()
 
     def record(self, flight: InFlightBatch, error: Exception | None = None) -> None:
         """Export the spans of a batch that has ended, unless it has no sampled request."""
@@ -39,7 +38,7 @@ class BatchTracer:
         ]
         if not members:
             return
-        offset_ns = self._clock.offset_ns()
+        offset_ns = clock_offset_ns()
         started = flight.began if error is None else flight.started
         start_ns, end_ns = round(started * 1e9) + offset_ns, round(flight.ended * 1e9) + offset_ns
         batch_span = self._tracer.start_span(

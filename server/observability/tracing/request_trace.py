@@ -13,7 +13,7 @@ from starlette.types import Scope
 
 from embert.server.observability.logs import trace_id as logged_trace_id
 from embert.server.observability.request_record import CLIENT_LEFT, INTERACTIVE, TRACE_KEY, RequestRecord
-from embert.server.observability.tracing.span_export import Clock
+from embert.server.observability.tracing.span_export import clock_offset_ns
 
 REASON_MAX = 512  # characters of an error's message
 STATE_MAX = 512  # bytes of `tracestate`; the specification asks for no more, and clients write it
@@ -47,7 +47,6 @@ class RequestTracer:
     def __init__(self, tracer: Tracer, process: str, quiet: frozenset[str]) -> None:
         """`process` is its name. `quiet` are routes that start no trace, because probes use them all the time."""
         self._tracer, self._process, self._quiet = tracer, process, quiet
-        self._clock = Clock()
 
     def begin(self, scope: Scope, route: str, started: float, *, called: bool = True) -> RequestTrace | None:
         """Returns the trace of a request, which is also in the scope, or None if it is not sampled.
@@ -64,7 +63,7 @@ class RequestTracer:
         method = scope["method"] if scope["method"] in _METHODS else _OTHER_METHOD
         verb = "HTTP" if method == _OTHER_METHOD else method
         known = route.startswith("/")
-        offset_ns = self._clock.offset_ns()
+        offset_ns = clock_offset_ns()
         span = self._tracer.start_span(
             f"{verb} {route}" if known else verb,
             context,

@@ -28,7 +28,6 @@ log = logging.getLogger(__name__)
 WAITING_SPANS = 8192  # default of OTEL_BSP_MAX_QUEUE_SIZE, in spans for the collector of about 2 kB
 FLUSH_S = 2.0  # limit for the delay of a process's end by a collector
 RESPONSE_BYTES, RESPONSE_S = 65_536, 5.0  # limits for a collector's response, which has a few bytes
-_CLOCK_INTERVAL_S = 10.0  # the machine's time may be set
 
 
 def start_span_export(url: str, instance: str, sampler: sampling.Sampler | None = None) -> SpanExport | None:
@@ -75,24 +74,12 @@ def tracer_provider(sampler: sampling.Sampler | None, resource: Resource) -> Tra
     )
 
 
-class Clock:
-    """Converts seconds of CLOCK_MONOTONIC, which perf_counter reads too, to Unix time in nanoseconds."""
+def clock_offset_ns() -> int:
+    """Returns Unix time minus CLOCK_MONOTONIC, which perf_counter reads too, by the fastest of some readings.
 
-    def __init__(self) -> None:
-        self._offset_ns = 0
-        self._due = 0.0
-
-    def offset_ns(self) -> int:
-        """Returns Unix time minus CLOCK_MONOTONIC. Times of one request or batch are converted with one offset."""
-        now = time.monotonic()
-        if now >= self._due:
-            self._due = now + _CLOCK_INTERVAL_S
-            best_ns = 1 << 62
-            for _ in range(8):  # keeps the fastest reading
-                before, unix, after = time.monotonic_ns(), time.time_ns(), time.monotonic_ns()
-                if after - before < best_ns:
-                    best_ns, self._offset_ns = after - before, unix - (before + after) // 2
-        return self._offset_ns
+    Times of one request or batch are converted with one offset: the machine's time may be set.
+    """
+    return max(time.time_ns() - time.monotonic_ns() for _ in range(4))
 
 
 class _BoundedProcessor(BatchSpanProcessor):
