@@ -33,7 +33,7 @@ from embert.server.registry.model_registry import ModelSelector
 from embert.server.registry.tokenizing import as_server_error
 
 if TYPE_CHECKING:
-    from embert.server.observability.tracing.request_trace import RequestTrace, RequestTracer
+    from embert.server.observability.tracing.request_trace import RequestTracer
 
 log = logging.getLogger(__name__)
 
@@ -90,8 +90,7 @@ class RequestServer:
         Raises CancelledError when the client has left.
         """
         observer = self._observer
-        request = observer.begin(scope)
-        record, context = request.record, None
+        record, context = observer.begin(scope), None
         try:
             if self._keys.digests or ("state" in scope and scope["state"]):  # noqa: RUF019 - `get` would be a call
                 self._check(scope, record)
@@ -100,7 +99,7 @@ class RequestServer:
             selector, handler, can, record.model = task
             if not can:
                 selector.check(selector.default)
-            context = RequestContext(selector, scope, receive)
+            context = RequestContext(selector, scope, receive, record)
             record.parts, record.priority = context.breakdown, context.options.priority
             if receive is None:
                 context.take_body(body)
@@ -108,8 +107,8 @@ class RequestServer:
                 await context.read_body()
             content_type, payload = await handler(context)
             context.breakdown.note_encoded()
-            if request.trace is not None and context.breakdown.received is not None:
-                request.trace.stage("encode", context.breakdown.received, time.perf_counter())
+            if record.trace is not None and context.breakdown.received is not None:
+                record.trace.stage("encode", context.breakdown.received, time.perf_counter())
             response = Response(200, context.response_headers(content_type, len(payload)), payload)
         except (ServerError, InputError) as mistake:
             # The traceback holds frames with the texts, and one of the frames this exception: a cycle that would keep
@@ -118,16 +117,16 @@ class RequestServer:
             error = as_server_error(mistake)
             if context is not None and context.names:
                 error.rename(context.names)
-            response = observer.refuse(request, error)
+            response = observer.refuse(record, scope, error)
         except asyncio.CancelledError:
             record.status = CLIENT_LEFT
             raise
         except Exception as error:  # noqa: BLE001 - a bug of ours: the client still gets a response
-            response = observer.fail(request, error)
+            response = observer.fail(record, scope, error)
         else:
             record.status = 200
         finally:
-            observer.end(request)
+            observer.end(record, scope)
         headers = response.headers
         headers += ((b"x-request-id", record.id),)  # a call of `append` costs more
         return response
@@ -153,16 +152,15 @@ class RequestServer:
         await send_response(send, response)
 
     async def _serve_operation(self, scope: Scope, receive: Receive, send: Send) -> None:
-        request = self._observer.begin(scope)
-        record, trace = request.record, request.trace
+        record = scope[SCOPE_KEY] = self._observer.begin(scope)
 
         async def send_noting(message: Message) -> None:
             if message["type"] == "http.response.start":
                 record.status = status = message["status"]
                 if status >= 400:
                     record.outcome = message.get("outcome", "")
-                if trace is not None:
-                    trace.reason = message.get("reason", "")
+                if record.trace is not None:
+                    record.trace.reason = message.get("reason", "")
                 message["headers"] = [*message["headers"], (b"x-request-id", record.id)]
             await send(message)
 
@@ -174,13 +172,13 @@ class RequestServer:
             record.status, record.outcome = CLIENT_LEFT, ""
         except Exception as error:  # noqa: BLE001 - a bug of ours: the client still gets a response
             started = record.status
-            response = self._observer.fail(request, error)
+            response = self._observer.fail(record, scope, error)
             if started:
                 record.status = started
             else:
                 await send_response(send_noting, response)
         finally:
-            self._observer.end(request)
+            self._observer.end(record, scope)
 
     async def _send_operation(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -217,15 +215,6 @@ class RequestServer:
         return task
 
 
-class ObservedRequest(NamedTuple):
-    """A request in progress."""
-
-    scope: Scope
-    record: RequestRecord
-    trace: RequestTrace | None
-    started: float
-
-
 class RequestObserver:
     """Keeps the records of requests: metrics, access log and traces."""
 
@@ -244,57 +233,60 @@ class RequestObserver:
         self._labels, self._tasks, self._metrics = labels, tasks, metrics
         self._access_log, self._tracer = access_log, tracer
 
-    def begin(self, scope: Scope) -> ObservedRequest:
-        """Begins the record of a request, and puts it into the request's scope."""
+    def begin(self, scope: Scope) -> RequestRecord:
+        """Begins the record of a request."""
         started = time.perf_counter()
         route = self._labels[scope["path"]]
         request_id, trace_id = read_ids(() if PLAIN_KEY in scope else scope["headers"])
         is_task = scope["method"] == "POST" and route in self._tasks
-        record = scope[SCOPE_KEY] = RequestRecord(route, request_id, trace_id, INTERACTIVE if is_task else "")
-        trace = None if self._tracer is None else self._tracer.begin(scope, route, started, called=bool(trace_id))
-        if trace is not None:
-            record.trace_id = trace.trace_id.hex().encode()  # exemplars and the access log name the spans' trace
+        record = RequestRecord(route, request_id, trace_id, INTERACTIVE if is_task else "")
+        record.started = started
+        if self._tracer is not None:
+            record.trace = trace = self._tracer.begin(scope, route, started, called=bool(trace_id))
+            if trace is not None:
+                record.trace_id = trace.trace_id.hex().encode()  # exemplars and the access log name the spans' trace
         self._metrics.requests_in_flight += 1
-        return ObservedRequest(scope, record, trace, started)
+        return record
 
-    def end(self, request: ObservedRequest) -> None:
+    def end(self, record: RequestRecord, scope: Scope) -> None:
         """Ends the record of a request. Its status is in the record."""
         self._metrics.requests_in_flight -= 1
         ended = time.perf_counter()
-        scope, record, trace, started = request
+        seconds = ended - record.started
         self.held.requests -= record.held
-        self._metrics.observe(record, ended - started)
+        self._metrics.observe(record, seconds)
         if self._access_log is not None:
-            self._access_log.note(record, ended - started, scope.get("client"))
-        if trace is not None:
-            trace.end(record, ended)
+            self._access_log.note(record, seconds, scope.get("client"))
+        if record.trace is not None:
+            record.trace.end(record, ended)
+            record.trace = None  # exemplars keep the record
 
     def count_rejected(self, error: ServerError) -> None:
         """Counts a refused request by its reason."""
         if error.reject_reason is not None:
             self._metrics.rejected[error.reject_reason].inc()
 
-    def refuse(self, request: ObservedRequest, error: ServerError) -> Response:
+    def refuse(self, record: RequestRecord, scope: Scope, error: ServerError) -> Response:
         """Counts a refused request, and renders the error in the form of its route."""
         self.count_rejected(error)
-        response = error_response(error, self.error_formats[request.scope["path"]])
-        request.record.status, request.record.outcome = response.status, response.outcome
-        if request.trace is not None:
-            request.trace.reason = response.reason
+        response = error_response(error, self.error_formats[scope["path"]])
+        record.status, record.outcome = response.status, response.outcome
+        if record.trace is not None:
+            record.trace.reason = response.reason
         return response
 
-    def fail(self, request: ObservedRequest, error: Exception) -> Response:
+    def fail(self, record: RequestRecord, scope: Scope, error: Exception) -> Response:
         """Logs an unexpected exception without its message, which may quote a text, and renders a 500 response."""
         log.error(
             "request %s on %s failed: %s\nTraceback (most recent call last):\n%s",
-            request.record.id.decode(),
-            request.record.route,
+            record.id.decode(),
+            record.route,
             type(error).__name__,
             "".join(traceback.format_tb(error.__traceback__)),
         )
-        if request.trace is not None:
-            request.trace.exception = type(error).__name__
-        return self.refuse(request, ServerError("internal error; the log has more"))
+        if record.trace is not None:
+            record.trace.exception = type(error).__name__
+        return self.refuse(record, scope, ServerError("internal error; the log has more"))
 
 
 def read_ids(headers: Iterable[tuple[bytes, bytes]]) -> tuple[bytes, bytes]:

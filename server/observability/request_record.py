@@ -1,17 +1,19 @@
 """The record of one request, for metrics and the access log.
 
-The layers that a request passes fill it in. It is in the ASGI scope under SCOPE_KEY.
+The layers that a request passes fill it in.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from embert.server.observability.tracing.request_trace import RequestTrace
 
 INTERACTIVE, LOW_PRIORITY = "interactive", "bulk"
 PRIORITIES = (INTERACTIVE, LOW_PRIORITY)
-SCOPE_KEY = "embert"
-TRACE_KEY = "embert.trace"  # of a sampled request's RequestTrace in its ASGI scope
+SCOPE_KEY = "embert"  # of the record of an operation in its ASGI scope
 # The outcome of a request. `expired`: its own deadline, shorter than the server's, passed.
 ANSWERED, REFUSED, FAILED, EXPIRED, CLIENT_ERROR, DISCONNECTED = OUTCOMES = (
     "answered", "refused", "failed", "expired", "client_error", "disconnected",
@@ -55,3 +57,5 @@ class RequestRecord:
     key: str = ""  # name of the API key
     parts: Parts | None = None
     held: int = 0  # bytes of HeldBytes.requests, until it has ended
+    started: float = 0.0  # of perf_counter
+    trace: RequestTrace | None = None  # None: it is not sampled

@@ -26,7 +26,7 @@ from embert.server.engine_client.router import EncodeResult, TooManyWeights
 from embert.server.http.errors import Invalid, PayloadTooLarge, UnsupportedEncoding, describe_name
 from embert.server.http.held_bytes import SMALL_BYTES
 from embert.server.http.request_head import PLAIN_KEY, prefers, read_request_options
-from embert.server.observability.request_record import SCOPE_KEY, TRACE_KEY, RequestRecord
+from embert.server.observability.request_record import RequestRecord
 from embert.server.protocols.serialization import raw_rows
 from embert.server.registry.model_handle import BYTES_A_WEIGHT, Capability, ModelHandle
 from embert.server.registry.model_registry import ModelSelector
@@ -37,7 +37,7 @@ from embert.server.request.request_body import RequestBody, TextsAndIds, parse, 
 from embert.server.request.turns import LARGE_BODY, LARGE_RESPONSE
 
 if TYPE_CHECKING:
-    from embert.server.observability.tracing.request_trace import RequestTrace
+    pass
 
 RequestT = TypeVar("RequestT", bound=RequestBody)
 EncodedT = TypeVar("EncodedT", Encoded, EncodedSpans)
@@ -64,16 +64,16 @@ class RequestContext:
     """
 
     __slots__ = (
-        "_body", "_is_query", "_param", "_says_model", "_selector", "_shared", "_size", "breakdown", "handle",
-        "headers", "names", "options", "receive", "scope", "trace", "truncated",
+        "_body", "_is_query", "_param", "_record", "_says_model", "_selector", "_shared", "_size", "breakdown",
+        "handle", "headers", "names", "options", "receive", "scope", "trace", "truncated",
     )  # fmt: skip
 
-    def __init__(self, selector: ModelSelector, scope: Scope, receive: Receive | None) -> None:
+    def __init__(self, selector: ModelSelector, scope: Scope, receive: Receive | None, record: RequestRecord) -> None:
         """`receive` None: the body comes by `take_body`, and the request is cancelled when its client leaves.
 
         Raises Invalid for request options that cannot be read."""
-        self._selector, self.scope, self.receive = selector, scope, receive
-        self.trace: RequestTrace | None = scope.get(TRACE_KEY)
+        self._selector, self.scope, self.receive, self._record = selector, scope, receive, record
+        self.trace = record.trace
         self.breakdown = LatencyBreakdown()
         config = selector.registry.config
         headers = () if PLAIN_KEY in scope else scope["headers"]
@@ -91,7 +91,7 @@ class RequestContext:
 
     def part(self, body: dict[str, Any], parts: int) -> RequestContext:
         """The context of one of several requests in this body. Its response is JSON."""
-        part = RequestContext(self._selector, {**self.scope, "headers": []}, self.receive)
+        part = RequestContext(self._selector, {**self.scope, "headers": []}, self.receive, self._record)
         part.options, part._body, part._size = self.options, body, self._size // parts
         part._shared = self._shared
         return part
@@ -104,16 +104,14 @@ class RequestContext:
         options = self.options
         body = await self._selector.registry.bodies.read(headers, self.receive, options.deadline, options.set_by)
         self._body, self._size = body, len(body)
-        record: RequestRecord = self.scope[SCOPE_KEY]
-        record.held = len(body)
+        self._record.held = len(body)
 
     def hold(self, size: int, purpose: str) -> None:
         """Reserves `size` bytes until the response is sent. `purpose` appears in the error; see HeldBytes.check."""
         held = self._selector.registry.held
         held.check(size, purpose, self._param or None)
         held.requests += size
-        record: RequestRecord = self.scope[SCOPE_KEY]
-        record.held += size
+        self._record.held += size
 
     def take_body(self, body: bytes) -> None:
         """In place of `read_body`, with a body that came with its head. Raises ServerError as it does."""
@@ -124,8 +122,7 @@ class RequestContext:
         registry.bodies.check(size)
         self._body, self._size = body, size
         registry.held.requests += size
-        record: RequestRecord = self.scope[SCOPE_KEY]
-        record.held = size
+        self._record.held = size
 
     def begin_of(self, field: str) -> bytes:
         """Returns the first byte of the field's JSON value, or b"". For a choice of schema, before `parse`."""
@@ -203,10 +200,9 @@ class RequestContext:
         handle = self._selector.find(names, capability)
         if handle is not self.handle:
             self._set_model(handle)
-        record: RequestRecord = self.scope[SCOPE_KEY]
         if priority is not None and priority > 0:
             self.options.low_priority = True
-        record.model, record.priority = handle.name, self.options.priority
+        self._record.model, self._record.priority = handle.name, self.options.priority
         named = [name for name in names if name]
         if named:
             self._says_model = not all(map(handle.is_named, named))

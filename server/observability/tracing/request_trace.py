@@ -12,7 +12,7 @@ from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapProp
 from starlette.types import Scope
 
 from embert.server.observability.logs import trace_id as logged_trace_id
-from embert.server.observability.request_record import CLIENT_LEFT, INTERACTIVE, TRACE_KEY, RequestRecord
+from embert.server.observability.request_record import CLIENT_LEFT, INTERACTIVE, RequestRecord
 from embert.server.observability.tracing.span_export import clock_offset_ns
 
 REASON_MAX = 512  # characters of an error's message
@@ -49,7 +49,7 @@ class RequestTracer:
         self._tracer, self._process, self._quiet = tracer, process, quiet
 
     def begin(self, scope: Scope, route: str, started: float, *, called: bool = True) -> RequestTrace | None:
-        """Returns the trace of a request, which is also in the scope, or None if it is not sampled.
+        """Returns the trace of a request, or None if it is not sampled.
 
         `route` is its label in metrics. With `called`, the headers may name the trace of a caller. Log lines have the
         id of the trace from now on, also if the caller's trace is not sampled.
@@ -79,7 +79,7 @@ class RequestTracer:
         }
         if known:
             attributes |= {"http.route": route, "url.path": scope["path"]}
-        trace = scope[TRACE_KEY] = RequestTrace(self._tracer, span, offset_ns, attributes)
+        trace = RequestTrace(self._tracer, span, offset_ns, attributes)
         logged_trace_id.set(trace.trace_id.hex())
         return trace
 
