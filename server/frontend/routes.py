@@ -125,7 +125,7 @@ FIRST_MODEL_PATHS = (*SHARED_PATHS, "/vertex", "/tokenize", "/detokenize", "/dec
 async def _vertex(context: RequestContext) -> tuple[bytes, bytes]:
     """`POST /vertex`: every instance as a request of `POST /`."""
     route = tasks_by_path(context.handle.model)["/"]
-    context.handle.check_tasks(route.needs, reranks=route.reranks)
+    context.handle.check(route.capability)
     return await vertex.predict(context, route.handler)
 
 

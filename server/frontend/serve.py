@@ -98,7 +98,7 @@ class RequestServer:
             task = self._tasks[path] if path in self._tasks else self._find(scope)
             selector, handler, can, record.model = task
             if not can:
-                selector.check(selector.default)
+                selector.default.check(selector.capability)
             context = RequestContext(selector, scope, receive, record)
             record.parts, record.priority = context.breakdown, context.options.priority
             if receive is None:

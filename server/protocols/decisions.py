@@ -26,12 +26,12 @@ from embert.engine.decisions import (
     read_decisions,
     second_texts,
 )
-from embert.engine.tasks import NO_TASK
 from embert.engine.tokenization.encoded import TokenizeOptions
 from embert.server.http.errors import Invalid, PayloadTooLarge, describe, describe_name
 from embert.server.protocols.fields import FIELDS
 from embert.server.protocols.ranking import join_rows
 from embert.server.protocols.request_context import JSON, RequestContext
+from embert.server.registry.model_handle import Capability
 from embert.server.registry.tokenizing import TextPairs, check_texts
 from embert.server.request.request_body import RequestBody, RequestObject, validate_part
 
@@ -61,7 +61,7 @@ async def _decide(
 ) -> tuple[list[Decision], int]:
     """The decisions, and the number of tokens that were read. `param` is the field of the state."""
     handle = context.handle
-    handle.check_tasks(NO_TASK, decides=True)
+    handle.check(Capability(decides=True))
     device = "cpu" if handle.engine is None else handle.engine.device
     tasks = decision_tasks(handle.model, device, label_mass=label_mass)
     check_texts([state], param)

@@ -25,6 +25,7 @@ from embert.server.http.errors import PayloadTooLarge
 from embert.server.protocols.fields import FIELDS
 from embert.server.protocols.ranking import join_rows
 from embert.server.protocols.request_context import JSON, RequestContext
+from embert.server.registry.model_handle import Capability
 from embert.server.registry.tokenizing import TextPairs, check_texts
 from embert.server.request.request_body import (
     LOWER_CASE,
@@ -185,7 +186,7 @@ class ZeroShotResponse(RootModel[ZeroShotClasses | list[ZeroShotClasses] | list[
 async def zero_shot(context: RequestContext) -> tuple[bytes, bytes]:
     handle = context.handle
     request = await context.parse(ZeroShotRequest)
-    handle.check_tasks(Task.CLASSIFY, entails=True)
+    handle.check(Capability(Task.CLASSIFY, entails=True))
     entailment = handle.classifier.entailment
     assert entailment is not None  # noqa: S101 - see above
     labels = request.candidate_labels

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -167,7 +168,7 @@ class ModelHandle:
     @property
     def scorer(self) -> Classifier | None:
         """The classification head of one label; None for late interaction. Raises TaskMissing if it has neither."""
-        self.check_tasks(NO_TASK, reranks=True)
+        self.check(Capability(reranks=True))
         return self.model.heads.classifier
 
     @property
@@ -180,23 +181,27 @@ class ModelHandle:
     def task_names(self) -> list[str]:
         return self.model.task_names
 
-    def check_tasks(self, needed: Task, *, reranks: bool = False, entails: bool = False, decides: bool = False) -> None:
-        """Raises TaskMissing unless the model has all these tasks; the others: see Capability."""
-        if not (reranks or entails or decides) and not int(needed) & ~self._tasks:
+    def check_tasks(self, needed: Task) -> None:
+        """Raises TaskMissing unless the model has all these tasks."""
+        if int(needed) & ~self._tasks:
+            self.check(Capability(needed))
+
+    def check(self, capability: Capability) -> None:
+        """Raises TaskMissing unless the model has what the capability needs for every request."""
+        missing = capability.missing(self.model)
+        if not missing:
             return
-        if missing := missing_tasks(self.model, needed, reranks=reranks, entails=entails, decides=decides):
-            word = f"task{'s' * (len(missing) > 1)} {', '.join(missing)}"
-            labels = len(self.classifier.labels) if reranks and Task.CLASSIFY in self.model.tasks else 1
-            why = f", which needs a model of one label and not of {labels}" if labels > 1 else ""
-            if entails:
-                why = ", which needs a classifier with a label that begins with entail"
-            if decides:
-                why = ", which needs a classifier with a label that begins with entail, or a model that decides"
-            raise TaskMissing(
-                f"{self.name} does not have the {word}{why}; it has {', '.join(self.task_names)}"
-                f"{self.elsewhere(Capability(needed, reranks=reranks, entails=entails, decides=decides))}",
-                is_general=decides,
-            )
+        word = f"task{'s' * (len(missing) > 1)} {', '.join(missing)}"
+        labels = len(self.classifier.labels) if capability.reranks and Task.CLASSIFY in self.model.tasks else 1
+        why = f", which needs a model of one label and not of {labels}" if labels > 1 else ""
+        if capability.entails or capability.decides:
+            other = ", or a model that decides" if capability.decides else ""
+            why = f", which needs a classifier with a label that begins with entail{other}"
+        raise TaskMissing(
+            f"{self.name} does not have the {word}{why}; it has {', '.join(self.task_names)}"
+            f"{self.elsewhere(dataclasses.replace(capability, needs_one=NO_TASK))}",
+            is_general=capability.decides,
+        )
 
     def elsewhere(self, capability: Capability) -> str:
         """Returns the end of a sentence about what this model lacks: the names of other models that have it."""
@@ -240,10 +245,11 @@ class Capability:
     decides: bool = False  # and probabilities for the options of questions
 
     def suits(self, model: Model) -> bool:
-        has_one = bool(self.needs_one & model.tasks) or not self.needs_one
-        return has_one and not missing_tasks(
-            model, self.needs, reranks=self.reranks, entails=self.entails, decides=self.decides
-        )
+        return (bool(self.needs_one & model.tasks) or not self.needs_one) and not self.missing(model)
+
+    def missing(self, model: Model) -> list[str]:
+        """Names of what the model lacks for every request."""
+        return missing_tasks(model, self.needs, reranks=self.reranks, entails=self.entails, decides=self.decides)
 
 
 # --- limits ---

@@ -164,7 +164,7 @@ def load_registry(
 class ModelSelector:
     """Selects the model for each request of one route."""
 
-    __slots__ = ("_by_capability", "_capability", "by_body", "default", "is_open", "path_model", "registry")
+    __slots__ = ("_by_capability", "by_body", "capability", "default", "is_open", "path_model", "registry")
 
     def __init__(
         self,
@@ -185,21 +185,14 @@ class ModelSelector:
         self.path_model = path_model
         self.is_open = registry.several and path_model is None  # another model than the default may serve a request
         self.by_body = self.is_open and has_field  # the body selects the model
-        self._capability = capability
+        self.capability = capability
         self._by_capability: dict[Capability, ModelHandle] = {}
 
     @property
     def can(self) -> bool:
         """True if the default model supports this route."""
-        capability = self._capability
+        capability = self.capability
         return self.default.suits(dataclasses.replace(capability, needs_one=NO_TASK))
-
-    def check(self, handle: ModelHandle) -> None:
-        """Raises TaskMissing if a model lacks a capability of the route."""
-        capability = self._capability
-        handle.check_tasks(
-            capability.needs, reranks=capability.reranks, entails=capability.entails, decides=capability.decides
-        )
 
     def find(self, names: tuple[str | None, ...], capability: Capability | None = None) -> ModelHandle:
         """Returns the model that all `names` refer to. Without a name, it is the first with the request's `capability`.
@@ -230,7 +223,7 @@ class ModelSelector:
         if selected is None:
             return self._able(capability) if self.is_open and capability is not None else self.default
         if selected is not self.default:
-            self.check(selected)
+            selected.check(self.capability)
         return selected
 
     def _other(self, selected: ModelHandle, name: str) -> ModelUnknown:
