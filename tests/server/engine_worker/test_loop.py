@@ -46,19 +46,6 @@ def test_a_large_request_is_split_and_lets_a_small_one_through(engine: Harness) 
     assert all(batch.tokens <= BUDGET for batch in engine.encoder.batches)
 
 
-def test_each_text_of_a_batch_has_its_own_prompt(engine: Harness) -> None:
-    engine.occupy()
-    engine.send([[2, 2]])
-    engine.send([[3, 3], [4, 4, 4]], prompt_tokens=2)
-    engine.wait_until(lambda: engine.queued() == 3)
-    engine.release(2)
-    engine.receive(4)
-    first, second = engine.encoder.batches
-    assert first.prompt_tokens is None
-    assert second.prompt_tokens is not None
-    assert second.prompt_tokens.tolist() == [0, 2, 2]
-
-
 def test_token_vectors_and_text_vectors_share_a_batch(engine: Harness) -> None:
     engine.occupy()
     whole, *_ = engine.send([[4, 5]])
@@ -91,9 +78,9 @@ def test_pairs_and_texts_share_a_batch_and_keep_their_token_types(engine: Harnes
     assert rows(parts[texts][0]) == [vector_of([2, 3])]
 
 
-def test_dimensions_and_normalization_are_those_of_each_request(engine: Harness) -> None:
+def test_options_are_those_of_each_request(engine: Harness) -> None:
     engine.occupy()
-    cut, *_ = engine.send([[2], [3]], dimensions=2)
+    cut, *_ = engine.send([[2], [3]], dimensions=2, prompt_tokens=1)
     engine.send([[4]], normalize=False)
     engine.wait_until(lambda: engine.queued() == 3)
     engine.release(2)
@@ -101,6 +88,9 @@ def test_dimensions_and_normalization_are_those_of_each_request(engine: Harness)
     batch = engine.encoder.batches[1]
     assert batch.dimensions is not None
     assert batch.normalize is not None
+    assert batch.prompt_tokens is not None
+    assert engine.encoder.batches[0].prompt_tokens is None
+    assert batch.prompt_tokens.tolist() == [1, 1, 0]
     assert batch.dimensions.tolist() == [2, 2, 0]
     assert batch.normalize.tolist() == [True, True, False]
     assert np.frombuffer(parts[cut][0].rows[0].values, np.float32).reshape(2, 2).tolist() == [[2, 1], [3, 1]]

@@ -129,7 +129,6 @@ REFUSED: list[tuple[str, dict[str, Any], int, tuple[str, ...]]] = [
     ("/classify", {"input": [1, 2]}, 422, ("`input[0]` is 1",)),
     ("/classify", {"input": "a", "model": "gpt-4"}, 404, ("`model`", "classifier", "'gpt-4'")),
     ("/classify", {"input": "a", "truncate_prompt_tokens": 2}, 422, ("`truncate_prompt_tokens`",)),
-    ("/classify", {"input": "a", "add_special_tokens": False}, 422, ("`add_special_tokens`",)),
 ]
 
 

@@ -97,7 +97,6 @@ def test_pooling_returns_the_scores_of_tokens(tagger: Live) -> None:
         ({"inputs": "a", "stride": 3}, "aggregation_strategy", "none"),
         ({"inputs": "a", "aggregation_strategy": "most"}, "aggregation_strategy", "most"),
         ({"inputs": "a", "parameters": {"ignore_labels": "O"}}, "ignore_labels", "a string"),
-        ({"inputs": "a", "is_split_into_words": True}, "is_split_into_words", "true"),
         ({"inputs": "New " * 400, "stride": 44, "aggregation_strategy": "max"}, "inputs", "20000"),
     ],
 )

@@ -216,7 +216,6 @@ T: dict[str, Any] = {"query": "q", "texts": ["a"]}
 REFUSED: list[tuple[str, dict[str, Any], int, tuple[str, ...]]] = [
     (TEI, {"query": "q", "texts": []}, 400, ("`texts`",)),
     (TEI, {"query": "q"}, 422, ("`texts`", "`documents`")),
-    (TEI, {"texts": ["a"]}, 422, ("`query`",)),
     (TEI, {"query": ["q"], "texts": ["a"]}, 422, ("`query`", "a list of 1")),
     (TEI, {"query": "q", "texts": ["a", 5]}, 422, ("`texts[1]` is 5",)),
     (TEI, {"query": "q", "texts": LONG["documents"]}, 413, ("`texts`", "10001", "10000", "--max-client-documents")),
@@ -225,8 +224,6 @@ REFUSED: list[tuple[str, dict[str, Any], int, tuple[str, ...]]] = [
     (V1, {"query": "q", "documents": ["a", {"txt": "a"}]}, 422, ("`text`", "`documents[1]` is an object")),
     (V1, {"query": "q", "documents": [{"text": 5}]}, 422, ("`documents[0]",)),
     (V1, D | {"top_n": -3}, 422, ("`top_n`", "-3")),
-    (V1, D | {"top_n": 1.5}, 422, ("`top_n`", "1.5")),
-    (V1, D | {"rank_fields": ["title", "text"]}, 422, ("`rank_fields`",)),
     (V1, D | {"instruction": "i"}, 422, ("`instruction`",)),
     (V1, D | {"truncate_prompt_tokens": 4}, 422, ("`documents`", "5", "4")),
     (V1, D | {"model": "rerank-v3.5"}, 404, ("`model`", "reranker", "'rerank-v3.5'")),
@@ -234,9 +231,6 @@ REFUSED: list[tuple[str, dict[str, Any], int, tuple[str, ...]]] = [
     (V2, {"query": "q", "documents": [{"text": "a"}]}, 422, ("`documents[0]`",)),
     (V2, D | {"top_n": 0}, 422, ("`top_n`", "1")),
     (V2, D | {"max_tokens_per_doc": 0}, 422, ("`max_tokens_per_doc`",)),
-    (V2, D | {"relevant_spans": {"mode": "enabled"}}, 422, ("`relevant_spans`",)),
-    (V2, D | {"model": "rerank-v4"}, 404, ("`model`", "'rerank-v4'")),
-    (V2, LONG, 413, ("`documents`", "10001")),
     (SCORE, {}, 422, ("`text_1` and `text_2`", "`data_1` and `data_2`")),
     (SCORE, {"queries": "q", "text_2": "a"}, 422, ("`queries`, `text_2`",)),
     (SCORE, {"queries": "q", "documents": "a", "items": "b"}, 422, ("`documents`, `items`, `queries`",)),
@@ -313,17 +307,6 @@ def test_a_large_body_of_many_strings(small: Live) -> None:
     short = b'{"query":"q","documents":[' + b'"",' * 300_000 + b'""]}'
     with small.client() as opened:
         check_refused(opened.post(V1, content=short), 413, ("164096", "10000", "--max-client-documents"))
-
-
-def test_what_the_metrics_count(small: Live) -> None:
-    before = small.metrics()
-    response = small.post(V1, {"query": "q", "documents": ["d"] * 7 + ["d " * 300]})
-    assert response.status_code == 200
-    after = small.metrics()
-    grown = {name: after[name] - before[name] for name in ("embert_texts_total", "embert_truncated_texts_total")}
-    assert grown == {"embert_texts_total": 8, "embert_truncated_texts_total": 1}
-    assert after['embert_requests_total{route="/v1/rerank",status="200"}'] >= 1
-    assert after["embert_tokens_total"] - before["embert_tokens_total"] == 7 * 5 + 128
 
 
 # --- instructions ---

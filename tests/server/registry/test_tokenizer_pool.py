@@ -9,10 +9,9 @@ from typing import Any
 
 import pytest
 
-from embert.engine.errors import InputError, InputTooLarge
 from embert.engine.tokenization.encoded import Chunks
-from embert.server.http.errors import Invalid, Overloaded, PayloadTooLarge, ServerError, Unavailable
-from embert.server.registry.tokenizing import TokenizerPool, as_server_error
+from embert.server.http.errors import Overloaded, PayloadTooLarge, ServerError, Unavailable
+from embert.server.registry.tokenizing import TokenizerPool
 
 
 async def stays() -> Any:
@@ -113,27 +112,4 @@ def test_what_waits_for_the_tokenizer_is_bounded() -> None:
         assert await pool.run(gated(), 1, stays, ignore) == "done"
 
     run(work)
-    pool.close()
-
-
-@pytest.mark.parametrize(
-    ("error", "kind", "named"),
-    [
-        (InputError("no", param="inputs"), Invalid, "`inputs` no"),
-        (InputTooLarge("no", param="inputs"), PayloadTooLarge, "`inputs` no"),
-    ],
-)
-def test_errors_of_the_tokenizer_are_answers(error: InputError, kind: type[Exception], named: str) -> None:
-    pool = pool_of()
-
-    def failing() -> Chunks[None]:
-        yield 1
-        raise error
-
-    with pytest.raises(InputError) as raised:
-        run(lambda: pool.run(failing(), 1, stays, ignore))
-    assert pool._waiting == 0
-    answer = as_server_error(raised.value)
-    assert isinstance(answer, kind)
-    assert named in answer.message
     pool.close()
