@@ -31,6 +31,7 @@ from embert.engine.tokenization.encoded import (
     too_long,
 )
 from embert.engine.tokenization.offsets import shortened
+from embert.engine.tokenization.split_points import SEEN
 
 CHUNK_TOKENS = 131_072  # of pairs that are laid end to end in one chunk
 # Texts of more tokens count as equally long, so that a request cannot have all of a long body tokenized: at most one
@@ -153,7 +154,6 @@ class Pairs:
         if cuts and options.only_first:
             whole, firsts = firsts, (yield from self._fit(pair_text, firsts, seconds, limit, options, chunking))
             truncated = len(seconds) if whole != firsts else 0
-        firsts = [*firsts] * (len(seconds) if len(firsts) == 1 else 1)
         end = self._template_end(pair_text)
         added = 0
         if options.instruction is not None:
@@ -169,6 +169,14 @@ class Pairs:
         def refuse(index: int, tokens: int) -> InputError:
             return too_long(index, tokens, self._limit, options.second_param, "more than ", "pair")
 
+        head = b""
+        if len(firsts) == 1 < len(seconds) and self._split_before(seconds, pair_text.between):
+            texts = [f"{pair_text.before}{firsts[0]}{pair_text.between}"]
+            (head,) = yield from self._backend.read(
+                texts, options, chunking, capacity=limit, param=options.second_param, refuse=refuse
+            )
+            firsts, pair_text = [""], PairText("", "", pair_text.after)
+        firsts = [*firsts] * (len(seconds) if len(firsts) == 1 else 1)
         bodies: list[bytes] = []
         known = 0
         # A query of many documents is in memory once for each pair of a group, not for all of them.
@@ -178,7 +186,8 @@ class Pairs:
             read = yield from self._backend.read(
                 texts, options, chunking, capacity=limit, param=options.second_param, refuse=refuse, first=group.start
             )
-            for index, body in enumerate(read, group.start):
+            for index, rest in enumerate(read, group.start):
+                body = head + rest
                 tokens = len(body) // ID_BYTES
                 known += min(tokens, limit)
                 if tokens <= limit:
@@ -317,6 +326,13 @@ class Pairs:
         long = [text[: limit * MOST_TOKEN_CHARACTERS] if len(text) > limit else "" for text in texts]
         cut = yield from shortened(self._backend, long, limit, param=param, most_unbroken=chunking.most_unbroken)
         return [short or text for short, text in zip(cut, texts, strict=True)]
+
+    def _split_before(self, texts: Sequence[str], before: str) -> bool:
+        """True if each text begins at a split point where it follows `before`: the tokens of both are their own."""
+        points = self._backend.split_points
+        if points.of_ids is None or points.lead:
+            return False
+        return all(points.of_ids.match(before + text[:SEEN], len(before)) for text in texts)
 
     def _template_end(self, pair_text: PairText) -> bytes:
         """Ids of the tokens that all pairs end in."""

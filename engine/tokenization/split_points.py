@@ -5,6 +5,7 @@ that no step looks across. Split points follow from tokenizer.json, by a list of
 
     any that splits at spaces    before a single space (or newline) between two plain letters or digits
     byte-level                   also between an ASCII letter and a digit: its pattern never joins them
+    Qwen's and LLaMA 3's words   before a single space, and after a newline before a plain letter or digit
     BERT                         also next to whitespace, ideographs, and punctuation that no added token has
 
 Parts other than the first may need a `lead` before them, so that they do not look like the start of a text; the caller
@@ -21,7 +22,7 @@ from typing import Any
 from tokenizers import Tokenizer as Library
 
 from embert.engine.errors import NoSplitPoint
-from embert.engine.files.tokenizer_config import DEBERTA_SPACES
+from embert.engine.files.tokenizer_config import DEBERTA_SPACES, QWEN_PATTERN
 from embert.engine.tokenization.encoded import Direction, unbroken
 
 # Letters and digits that no normalizer named below joins with a space, reorders, or chunks into a space: no combining
@@ -40,9 +41,12 @@ _MODELS = {"BPE", "Unigram", "WordLevel", "WordPiece"}
 # space of a single newline.
 _REPLACED = ({"Regex": " {2,}"}, {"Regex": DEBERTA_SPACES})
 
+# Qwen's words and LLaMA 3's.
+_WORDS = [(pattern, "Isolated", False) for pattern in (QWEN_PATTERN, QWEN_PATTERN.replace(r"|\p{N}|", r"|\p{N}{1,3}|"))]
+
 _LEAD = "a"
 _WINDOW = 65_536
-_SEEN = 2  # characters after a place that a pattern looks at
+SEEN = 2  # characters after a place that a pattern looks at
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +65,7 @@ class SplitPoints:
         """
         if len(text) - start <= least:
             return len(text)
-        match = pattern.search(text, start + least, start + most + _SEEN) if pattern is not None else None
+        match = pattern.search(text, start + least, start + most + SEEN) if pattern is not None else None
         if match is not None:
             return match.start()
         if len(text) - start > most:
@@ -75,7 +79,7 @@ class SplitPoints:
         high, floor, width = end - least, max(0, end - most), 64
         while pattern is not None and high > floor:
             low = max(floor, high - width)
-            places = [match.start() for match in pattern.finditer(text, low, high + _SEEN) if match.start() <= high]
+            places = [match.start() for match in pattern.finditer(text, low, high + SEEN) if match.start() <= high]
             if places:
                 return places[-1]
             high, width = low, min(2 * width, _WINDOW)
@@ -197,6 +201,9 @@ def split_points_of(description: dict[str, Any], library: Library) -> SplitPoint
             limit = description["model"].get("max_input_chars_per_word", 100)
             edge = limit + 1 + max(map(len, contents), default=0)
         return SplitPoints(places, general if strips else places, word_edge=edge)
+    if _splits_like_qwen(normalizers, pre_tokenizers):
+        of_offsets = f"(?<=\n)(?=[{_PLAIN}])"  # offsets of a text's first token may have its space
+        return SplitPoints(re.compile(f"(?<=[{_BEFORE}])(?= [{_PLAIN}])|{of_offsets}"), re.compile(of_offsets))
     if not _known(normalizers, _NORMALIZERS) or not _known(pre_tokenizers, _PRE_TOKENIZERS):
         return SplitPoints()
     if not _SPLIT_AT_SPACES.intersection(kinds) or {"ByteLevel", "Metaspace"}.intersection(kinds[:-1]):
@@ -220,6 +227,15 @@ def _bert(normalizers: list[dict[str, Any]], contents: list[str], *, single_word
     ideograph = "一-鿿" if ideographs and not single_word and all(map(str.isascii, contents)) else ""
     kind = f"[ \t\n\r{re.escape(free)}{ideograph}]"
     return re.compile(f"(?<={kind})|(?={kind})")
+
+
+def _splits_like_qwen(normalizers: list[dict[str, Any]], pre_tokenizers: list[dict[str, Any]]) -> bool:
+    """True if words are those of a known pattern, which never joins a newline with what follows it."""
+    if [part["type"] for part in pre_tokenizers] != ["Split", "ByteLevel"] or not _known(normalizers, {"NFC"}):
+        return False
+    split, byte_level = pre_tokenizers
+    words = split["pattern"].get("Regex"), split["behavior"], split["invert"]
+    return words in _WORDS and not byte_level["add_prefix_space"] and not byte_level["use_regex"]
 
 
 def _flat(component: dict[str, Any] | None, members: str) -> list[dict[str, Any]]:

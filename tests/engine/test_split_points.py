@@ -18,6 +18,7 @@ from tokenizers import Tokenizer as Backend
 
 from embert import engine
 from embert.engine.errors import InputError, InputTooLarge
+from embert.engine.files.tokenizer_config import QWEN_PATTERN
 from embert.engine.model import Model
 from embert.engine.tokenization.encoded import NO_LIMIT, Chunking, Direction, TokenInfo, TokenizeOptions, finish
 from embert.engine.tokenization.split_points import split_points_of
@@ -51,6 +52,14 @@ def precompiled_like() -> Any:
     )
 
 
+def qwen_words(pattern: str) -> Backend:
+    split = pre_tokenizers.Split(Regex(pattern), "isolated")
+    words = pre_tokenizers.Sequence([split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+    return with_tokens(
+        changed(byte_level(300), normalizer=normalizers.NFC(), pre_tokenizer=words), AddedToken("<1>", normalized=False)
+    )
+
+
 MASK = AddedToken("<mask>", lstrip=True, normalized=False)
 KINDS: dict[str, Callable[[], Backend]] = {
     "bert": bert,
@@ -76,6 +85,8 @@ KINDS: dict[str, Callable[[], Backend]] = {
     ),
     "byte-level, NFC": lambda: changed(byte_level(300), normalizer=normalizers.NFC()),
     "byte-level, tokens": lambda: with_tokens(byte_level(300), MASK, AddedToken("b2"), AddedToken("<1>")),
+    "qwen": lambda: qwen_words(QWEN_PATTERN),
+    "llama 3": lambda: qwen_words(QWEN_PATTERN.replace(r"|\p{N}|", r"|\p{N}{1,3}|")),
     "metaspace": lambda: unigram(300),
     "metaspace, first": lambda: changed(unigram(300), pre_tokenizer=pre_tokenizers.Metaspace(prepend_scheme="first")),
     "metaspace, never": lambda: changed(unigram(300), pre_tokenizer=pre_tokenizers.Metaspace(prepend_scheme="never")),
@@ -185,10 +196,11 @@ def test_all_of_these_kinds_are_divided(divided: dict[str, engine.Tokenizer], ki
         changed(byte_level(300), normalizer=normalizers.Replace(" ", "_")),
         changed(byte_level(300), pre_tokenizer=pre_tokenizers.ByteLevel(use_regex=False)),
         changed(byte_level(300), model=models.BPE(dropout=0.5)),
+        qwen_words(QWEN_PATTERN.replace("+", "")),
         changed(unigram(300), pre_tokenizer=pre_tokenizers.Metaspace(split=False)),
         changed(unigram(300), normalizer=normalizers.Replace(" ", "")),
     ],
-    ids=range(11),
+    ids=range(12),
 )
 def test_unsafe_tokenizers_are_not_divided(tokenizer: Backend) -> None:
     split_points = split_points_of(json.loads(tokenizer.to_str()), tokenizer)
