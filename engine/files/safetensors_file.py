@@ -20,17 +20,10 @@ from embert.engine.files.safetensors_header import broken, parse_header
 
 # numpy has no bfloat16: its bits come as uint16, and the dtype tag tells them apart from integers.
 DTYPES: dict[str, np.dtype[Any]] = {
-    "F64": np.dtype("<f8"),
-    "F32": np.dtype("<f4"),
-    "F16": np.dtype("<f2"),
-    "BF16": np.dtype("<u2"),
-    "I64": np.dtype("<i8"),
-    "I32": np.dtype("<i4"),
-    "I16": np.dtype("<i2"),
-    "I8": np.dtype("i1"),
-    "U8": np.dtype("u1"),
+    "F64": np.dtype("<f8"), "F32": np.dtype("<f4"), "F16": np.dtype("<f2"), "BF16": np.dtype("<u2"),
+    "I64": np.dtype("<i8"), "I32": np.dtype("<i4"), "I16": np.dtype("<i2"), "I8": np.dtype("i1"), "U8": np.dtype("u1"),
     "BOOL": np.dtype("?"),
-}
+}  # fmt: skip
 FLOATS = ("F64", "F32", "F16", "BF16")
 
 

@@ -247,14 +247,9 @@ def _llama(config: TokenizerConfig, stored: Part) -> dict[str, Part | None]:
 
 BERT_TOKENS = {f"{name}_token": f"[{name.upper()}]" for name in ("unk", "sep", "pad", "cls", "mask")}
 ROBERTA_TOKENS = {
-    "bos_token": "<s>",
-    "eos_token": "</s>",
-    "unk_token": "<unk>",
-    "sep_token": "</s>",
-    "pad_token": "<pad>",
-    "cls_token": "<s>",
-    "mask_token": "<mask>",
-}
+    "bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "sep_token": "</s>", "pad_token": "<pad>",
+    "cls_token": "<s>", "mask_token": "<mask>",
+}  # fmt: skip
 CLASSES = {
     "BertTokenizer": TokenizerClass("WordPiece", _word_piece, "bert", BERT_TOKENS, token_types=True),
     "DistilBertTokenizer": TokenizerClass("WordPiece", _word_piece, "bert", BERT_TOKENS),

@@ -12,13 +12,9 @@ from embert.engine.models.tensor_names import EMBEDDING_PROJECTION, Classificati
 
 # transformers' defaults for keys that config.json omits.
 OWN_DEFAULTS = {
-    **DEFAULTS,
-    "vocab_size": 30_000,
-    "embedding_size": 128,
-    "hidden_size": 4096,
-    "num_attention_heads": 64,
+    **DEFAULTS, "vocab_size": 30_000, "embedding_size": 128, "hidden_size": 4096, "num_attention_heads": 64,
     "intermediate_size": 16_384,
-}
+}  # fmt: skip
 
 PARTS = {
     EMBEDDING_PROJECTION: "encoder.embedding_hidden_mapping_in",

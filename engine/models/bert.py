@@ -16,15 +16,9 @@ GATES = {**ACTIVATIONS, "silu": "silu", "swish": "silu"}
 
 # transformers' defaults for keys that config.json omits.
 DEFAULTS = {
-    "vocab_size": 30_522,
-    "hidden_size": 768,
-    "num_hidden_layers": 12,
-    "num_attention_heads": 12,
-    "intermediate_size": 3072,
-    "max_position_embeddings": 512,
-    "type_vocab_size": 2,
-    "layer_norm_eps": 1e-12,
-}
+    "vocab_size": 30_522, "hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12,
+    "intermediate_size": 3072, "max_position_embeddings": 512, "type_vocab_size": 2, "layer_norm_eps": 1e-12,
+}  # fmt: skip
 
 MASKED_LM = MaskedLM(
     transform="cls.predictions.transform.dense",

@@ -27,15 +27,9 @@ from embert.engine.models.tensor_names import (
 
 # transformers' defaults for keys that config.json omits.
 OWN_DEFAULTS: dict[str, Any] = {
-    **DEFAULTS,
-    "vocab_size": 128_100,
-    "hidden_size": 1536,
-    "num_hidden_layers": 24,
-    "num_attention_heads": 24,
-    "intermediate_size": 6144,
-    "type_vocab_size": 0,
-    "layer_norm_eps": 1e-7,
-}
+    **DEFAULTS, "vocab_size": 128_100, "hidden_size": 1536, "num_hidden_layers": 24, "num_attention_heads": 24,
+    "intermediate_size": 6144, "type_vocab_size": 0, "layer_norm_eps": 1e-7,
+}  # fmt: skip
 CONTENT_TO_POSITION, POSITION_TO_CONTENT = "c2p", "p2c"
 FEWEST_BUCKETS = 2
 

@@ -55,60 +55,30 @@ CLASSIFICATION = Classification(dense="", out="score", pooling="last-token", out
 
 # transformers' defaults for keys that config.json omits.
 DEFAULTS: dict[str, Any] = {
-    "vocab_size": 32_000,
-    "hidden_size": 4096,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "intermediate_size": 11_008,
-    "max_position_embeddings": 2048,
-    "rms_norm_eps": 1e-6,
-    "hidden_act": "silu",
-}
+    "vocab_size": 32_000, "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32,
+    "intermediate_size": 11_008, "max_position_embeddings": 2048, "rms_norm_eps": 1e-6, "hidden_act": "silu",
+}  # fmt: skip
 EUROBERT = {
-    **DEFAULTS,
-    "vocab_size": 128_256,
-    "hidden_size": 768,
-    "num_hidden_layers": 12,
-    "num_attention_heads": 12,
-    "intermediate_size": 3072,
-    "max_position_embeddings": 8192,
-    "rms_norm_eps": 1e-5,
-}
+    **DEFAULTS, "vocab_size": 128_256, "hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12,
+    "intermediate_size": 3072, "max_position_embeddings": 8192, "rms_norm_eps": 1e-5,
+}  # fmt: skip
 # Its `classifier_pooling` → the rows that the classification head takes.
 EUROBERT_POOLINGS = {"bos": "cls", "mean": "mean", "late": "late"}
 MISTRAL = {**DEFAULTS, "num_key_value_heads": 8, "intermediate_size": 14_336, "max_position_embeddings": 131_072}
 MINISTRAL3 = {
-    **DEFAULTS,
-    "vocab_size": 131_072,
-    "hidden_size": 4096,
-    "num_hidden_layers": 34,
-    "num_key_value_heads": 8,
-    "head_dim": 128,
-    "intermediate_size": 14_336,
-    "max_position_embeddings": 262_144,
-    "rms_norm_eps": 1e-5,
+    **DEFAULTS, "vocab_size": 131_072, "hidden_size": 4096, "num_hidden_layers": 34, "num_key_value_heads": 8,
+    "head_dim": 128, "intermediate_size": 14_336, "max_position_embeddings": 262_144, "rms_norm_eps": 1e-5,
     "sliding_window": None,
-}
+}  # fmt: skip
 MINISTRAL3_ROPE = {
-    "rope_type": "yarn",
-    "rope_theta": 1_000_000.0,
-    "factor": 16.0,
-    "original_max_position_embeddings": 16_384,
-    "beta_fast": 32.0,
-    "beta_slow": 1.0,
-    "mscale_all_dim": 1.0,
-    "mscale": 1.0,
-    "llama_4_scaling_beta": 0.1,
-}
+    "rope_type": "yarn", "rope_theta": 1_000_000.0, "factor": 16.0, "original_max_position_embeddings": 16_384,
+    "beta_fast": 32.0, "beta_slow": 1.0, "mscale_all_dim": 1.0, "mscale": 1.0, "llama_4_scaling_beta": 0.1,
+}  # fmt: skip
 MINISTRAL3_PADDING = 11  # where config.json states none
 QWEN = {
-    **DEFAULTS,
-    "vocab_size": 151_936,
-    "num_key_value_heads": 32,
-    "intermediate_size": 22_016,
-    "max_position_embeddings": 32_768,
-    "sliding_window": 4096,
-}
+    **DEFAULTS, "vocab_size": 151_936, "num_key_value_heads": 32, "intermediate_size": 22_016,
+    "max_position_embeddings": 32_768, "sliding_window": 4096,
+}  # fmt: skip
 
 
 def read_llama(config: ConfigFile) -> EncoderConfig:

@@ -32,22 +32,11 @@ from embert.engine.models.tensor_names import (
 
 # transformers' defaults for keys that config.json omits.
 DEFAULTS: dict[str, Any] = {
-    "vocab_size": 262_144,
-    "hidden_size": 512,
-    "intermediate_size": 2048,
-    "num_hidden_layers": 24,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 256,
-    "hidden_activation": "gelu_pytorch_tanh",
-    "max_position_embeddings": 262_144,
-    "rms_norm_eps": 1e-6,
-    "sliding_window": 512,
-    "sliding_window_pattern": 6,
-    "hidden_size_per_layer_input": 512,
-    "global_head_dim": 512,
-    "num_global_key_value_heads": 1,
-}
+    "vocab_size": 262_144, "hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 24,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 256, "hidden_activation": "gelu_pytorch_tanh",
+    "max_position_embeddings": 262_144, "rms_norm_eps": 1e-6, "sliding_window": 512, "sliding_window_pattern": 6,
+    "hidden_size_per_layer_input": 512, "global_head_dim": 512, "num_global_key_value_heads": 1,
+}  # fmt: skip
 MOST_DIGITS = 4  # of a layer's number
 HEADS = ("head_dim", "num_key_value_heads")  # fields of per_layer_config
 TEXT = "language_model."

@@ -63,15 +63,9 @@ FLASH_ADAPTED = dataclasses.replace(
 # transformers' defaults for keys that config.json omits.
 THETA = 20000.0
 DEFAULTS = {
-    "vocab_size": 250_002,
-    "hidden_size": 1024,
-    "num_hidden_layers": 24,
-    "num_attention_heads": 16,
-    "intermediate_size": 4096,
-    "max_position_embeddings": 8194,
-    "type_vocab_size": 1,
-    "layer_norm_eps": 1e-5,
-}
+    "vocab_size": 250_002, "hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16,
+    "intermediate_size": 4096, "max_position_embeddings": 8194, "type_vocab_size": 1, "layer_norm_eps": 1e-5,
+}  # fmt: skip
 
 MOST_ADAPTERS = 127  # each text carries its adapter's number in 8 bits
 

@@ -31,18 +31,10 @@ LARGEST_FACTOR = 1000  # likewise
 
 # transformers' defaults for keys that config.json omits.
 DEFAULTS: dict[str, Any] = {
-    "vocab_size": 65_536,
-    "hidden_size": 2560,
-    "intermediate_size": 12_288,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "max_position_embeddings": 128_000,
-    "norm_eps": 1e-5,
-    "conv_L_cache": 3,
-    "block_multiple_of": 256,
-    "block_ffn_dim_multiplier": 1.0,
-}
+    "vocab_size": 65_536, "hidden_size": 2560, "intermediate_size": 12_288, "num_hidden_layers": 32,
+    "num_attention_heads": 32, "num_key_value_heads": 8, "max_position_embeddings": 128_000, "norm_eps": 1e-5,
+    "conv_L_cache": 3, "block_multiple_of": 256, "block_ffn_dim_multiplier": 1.0,
+}  # fmt: skip
 THETA = 1_000_000.0
 
 PARTS = {

@@ -30,14 +30,9 @@ THETAS = {GLOBAL: "global_rope_theta", LOCAL: "local_rope_theta"}
 FIELDS = {"hidden_act": "hidden_activation", "layer_norm_eps": "norm_eps"}
 # transformers' defaults for keys that config.json omits.
 SHAPES = {
-    "vocab_size": 50_368,
-    "hidden_size": 768,
-    "num_hidden_layers": 22,
-    "num_attention_heads": 12,
-    "intermediate_size": 1152,
-    "max_position_embeddings": 8192,
-    "norm_eps": 1e-5,
-}
+    "vocab_size": 50_368, "hidden_size": 768, "num_hidden_layers": 22, "num_attention_heads": 12,
+    "intermediate_size": 1152, "max_position_embeddings": 8192, "norm_eps": 1e-5,
+}  # fmt: skip
 DEFAULTS = {
     "global_attn_every_n_layers": 3,
     "local_attention": 128,

@@ -27,19 +27,15 @@ SPECIAL = {f"{name}_token": f"[{name.upper()}]" for name in ("pad", "unk", "cls"
 WORDS = [
     *SPECIAL.values(),
     *("hello", "world", "Hello", "World", "the", "cat", "café", "cafe", "中", "中国", "<s>", "</s>", "<pad>", "<mask>"),
-    *LETTERS,
-    *(f"##{letter}" for letter in (*LETTERS, "é")),
-]
+    *LETTERS, *(f"##{letter}" for letter in (*LETTERS, "é")),
+]  # fmt: skip
 SENTENCE_PIECES = ["<s>", "<pad>", "</s>", "<unk>", "<mask>", "[CLS]", "[SEP]", "▁", "▁hello", "▁h", "llo", *LETTERS]
 LONG = "a b c d e f g h i j k l m n o p q r s t u v w x y z " * 2
 TEXTS = ["hello world", "Hello World", "café", "中国", "the [MASK] cat", LONG]
 SHAPE = {
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "intermediate_size": 48,
+    "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48,
     "max_position_embeddings": 66,
-}
+}  # fmt: skip
 
 
 def word_piece(**normalizer: Any) -> Backend:

@@ -190,32 +190,13 @@ def random_sequences(lengths: Sequence[int], vocab_size: int, seed: int = 0) -> 
 def real_texts() -> list[str]:
     """120 texts: docstrings of the standard library, whole and cut, and texts that are not English prose."""
     odd = [
-        "",
-        " ",
-        "\n\t  \r\n",
-        "a",
-        "?",
-        "[MASK]",
-        "[CLS] [SEP]",
-        "ok!!! 👍🏽👨‍👩‍👧‍👦",
-        "Ångström façade naïve coöperate Æsop ŒUVRE ﬁne",
-        "Грамматика — это наука о строе языка.",
-        "東京は日本の首都です。人口は約1400万人。",
-        "한국어 문장도 있습니다.",
-        "مرحبا بالعالم، كيف حالك؟",
-        "שָׁלוֹם עוֹלָם",
-        "हिन्दी में एक वाक्य।",
-        "e\u0301 vs é, A\u030a vs Å",
-        "\u200bzero\u200dwidth\ufeff",
-        "\x00nul\x07bell\x7fdel",
-        "x" * 150,
-        "https://example.org/a/b?c=d&e=f#g-h_i%20j",
-        "def f(x: int) -> str:\n    return f'{x!r:>10}'\n",
-        "1,234.56 € + 7 % = ½ · 10⁻³",
-        "word " * 2000,
-        "日" * 600,
-        "ABC" * 5000,
-    ]
+        "", " ", "\n\t  \r\n", "a", "?", "[MASK]", "[CLS] [SEP]", "ok!!! 👍🏽👨‍👩‍👧‍👦",
+        "Ångström façade naïve coöperate Æsop ŒUVRE ﬁne", "Грамматика — это наука о строе языка.",
+        "東京は日本の首都です。人口は約1400万人。", "한국어 문장도 있습니다.", "مرحبا بالعالم، كيف حالك؟", "שָׁלוֹם עוֹלָם",
+        "हिन्दी में एक वाक्य।", "e\u0301 vs é, A\u030a vs Å", "\u200bzero\u200dwidth\ufeff", "\x00nul\x07bell\x7fdel",
+        "x" * 150, "https://example.org/a/b?c=d&e=f#g-h_i%20j", "def f(x: int) -> str:\n    return f'{x!r:>10}'\n",
+        "1,234.56 € + 7 % = ½ · 10⁻³", "word " * 2000, "日" * 600, "ABC" * 5000,
+    ]  # fmt: skip
     folder = Path(sysconfig.get_path("stdlib"))
     docs: list[str] = []
     for path in sorted(folder.glob("*.py"))[::16]:

@@ -35,12 +35,9 @@ from tests.oracles.model_cases import build
 pytestmark = pytest.mark.cpu("kernels")
 
 EXACT: dict[Activation, Callable[[torch.Tensor], torch.Tensor]] = {
-    "none": lambda x: x,
-    "gelu": F.gelu,
-    "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
-    "relu": F.relu,
+    "none": lambda x: x, "gelu": F.gelu, "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"), "relu": F.relu,
     "silu": F.silu,
-}
+}  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
@@ -318,17 +315,10 @@ def test_bits_do_not_depend_on_the_batch(dtype: str, pooling: str) -> None:
 @pytest.mark.parametrize(
     "case",
     [
-        "nomic_bert",
-        "modernbert",
-        "mpnet",
-        "deberta-v2",
-        "deberta-v2, p2c",
-        "qwen3",
-        "gemma3_text",
-        "lfm2",
+        "nomic_bert", "modernbert", "mpnet", "deberta-v2", "deberta-v2, p2c", "qwen3", "gemma3_text", "lfm2",
         "embedding_gemma2",
     ],
-)
+)  # fmt: skip
 def test_bits_of_other_model_types_do_not_depend_on_the_batch(case: str, dtype: str, tmp_path: Path) -> None:
     wide: dict[str, Any] = {"hidden_size": 128, "intermediate_size": 256, "num_attention_heads": 4}
     folder = build(tmp_path / "model", case, **wide, tokenizer=small_tokenizer(64))

@@ -32,13 +32,9 @@ from tests.oracles.sentences import cross_encoder, embeddings, logits, sentence_
 from tests.server.models import edit_json
 
 TEXTS = [
-    "What is the capital of China?",
-    "a",
-    " two  spaces, and\n\nlines\t",
-    "déjà vu, 東京は日本の首都です, 1234567 e\u0301",
-    "it's <|endoftext|> inside",
-    "def build(folder: Path) -> Path:\n    return folder\n" * 30,
-]
+    "What is the capital of China?", "a", " two  spaces, and\n\nlines\t", "it's <|endoftext|> inside",
+    "déjà vu, 東京は日本の首都です, 1234567 e\u0301", "def build(folder: Path) -> Path:\n    return folder\n" * 30,
+]  # fmt: skip
 VOCABULARY = 400
 
 
@@ -70,19 +66,11 @@ def qwen() -> tuple[Backend, dict[str, Any]]:
     tokenizer = trained(tokenizer, ["<|endoftext|>", "<|im_start|>", "<|im_end|>"])
     tokenizer.post_processor = processors.TemplateProcessing("$A <|endoftext|>", None, [("<|endoftext|>", 0)])
     fields = {
-        "tokenizer_class": "Qwen2Tokenizer",
-        "add_bos_token": False,
-        "add_prefix_space": False,
-        "errors": "replace",
-        "eos_token": "<|im_end|>",
-        "pad_token": "<|endoftext|>",
-        "unk_token": None,
-        "bos_token": None,
-        "split_special_tokens": False,
-        "model_max_length": 131072,
-        "chat_template": "{{ messages }}",
+        "tokenizer_class": "Qwen2Tokenizer", "add_bos_token": False, "add_prefix_space": False, "errors": "replace",
+        "eos_token": "<|im_end|>", "pad_token": "<|endoftext|>", "unk_token": None, "bos_token": None,
+        "split_special_tokens": False, "model_max_length": 131072, "chat_template": "{{ messages }}",
         "additional_special_tokens": ["<|im_start|>", "<|im_end|>"],
-    }
+    }  # fmt: skip
     return tokenizer, fields
 
 
@@ -128,11 +116,11 @@ def write_tokenizer(folder: Path, kind: Any, *tokens: str, bare: bool = False, *
     return backend
 
 
-def embedder(folder: Path, case: str, tokenizer: Any, further: tuple[str, ...] = (), **prompts: str) -> Path:
+def embedder(folder: Path, case: str, tokenizer: Any, **prompts: str) -> Path:
     """Writes a decoder as sentence-transformers stores it: the last token's row, and a Normalize module."""
     build(folder, case, vocab_size=VOCABULARY, modules=False)
     write_tokenizer(folder, tokenizer)
-    kinds = ("Transformer", "Pooling", *further, "Normalize")
+    kinds = ("Transformer", "Pooling", "Normalize")
     listed = [
         {"idx": i, "name": str(i), "path": f"{i}_{kind}" if i else "", "type": f"sentence_transformers.models.{kind}"}
         for i, kind in enumerate(kinds)
@@ -148,28 +136,10 @@ def embedder(folder: Path, case: str, tokenizer: Any, further: tuple[str, ...] =
     return folder
 
 
-def with_dense_modules(folder: Path, **prompts: str) -> Path:
-    """Writes a model with two Dense modules after the mean, as EmbeddingGemma has."""
-    embedder(folder, "gemma3_text", gemma, ("Dense", "Dense"), **prompts)
-    torch.manual_seed(1)
-    for name, columns, rows in (("2_Dense", 64, 160), ("3_Dense", 160, 64)):
-        (folder / name).mkdir()
-        fields = {"in_features": columns, "out_features": rows, "bias": False}
-        activation = {"activation_function": "torch.nn.modules.linear.Identity"}
-        (folder / name / "config.json").write_text(json.dumps({**fields, **activation}))
-        save_file({"linear.weight": torch.randn(rows, columns)}, folder / name / "model.safetensors")
-    return folder
-
-
 CASES = [
-    ("qwen3", qwen),
-    ("qwen2, both ways", qwen),
-    ("mistral", llama),
-    ("llama, llama3", qwen),
-    ("llama", llama),
-    ("gemma3_text", gemma),
-    ("eurobert", eurobert),
-]
+    ("qwen3", qwen), ("qwen2, both ways", qwen), ("mistral", llama), ("llama, llama3", qwen), ("llama", llama),
+    ("gemma3_text", gemma), ("eurobert", eurobert),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("case", "tokenizer"), CASES, ids=[case for case, _ in CASES])
@@ -186,12 +156,6 @@ def test_embeddings_are_those_of_sentence_transformers(tmp_path: Path, case: str
         narrow = oracle.encode(TEXTS[:1], truncate_dim=16)
         narrow /= np.linalg.norm(narrow)
         np.testing.assert_allclose(loaded.embed(TEXTS[:1], dimensions=16), narrow, atol=2e-5)
-
-
-def test_embedding_gemma_with_two_dense_modules(tmp_path: Path) -> None:
-    folder = with_dense_modules(tmp_path)
-    with engine.Engine.load(str(folder), device="cpu") as loaded:
-        np.testing.assert_allclose(loaded.embed(TEXTS), embeddings(folder, TEXTS), atol=2e-5)
 
 
 @pytest.mark.parametrize("case", ["qwen3", "llama"])

@@ -98,21 +98,6 @@ def test_last_layer_on_pooled_rows_only(build_bert: BuildBert, pooling: str) -> 
         np.testing.assert_allclose(encoder.encode(batch), unit(states[rows]), atol=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("pooling", "dtype"), [*((each, "float32") for each in ("cls", "mean", "max", "last-token")), ("mean", "bfloat16")]
-)
-def test_poolings(build_bert: BuildBert, pooling: str, dtype: str) -> None:
-    folder = build_bert(pooling=pooling.replace("-token", "token"), initializer_range=0.1)
-    model = engine.load_model(str(folder))
-    assert model.pooling == pooling
-    sequences = random_sequences(LENGTHS, model.config.vocab_size)
-    vectors = engine.load_encoder(model, device="cpu", dtype=dtype).encode(engine.pack(sequences))
-    reference = HuggingFace(folder)
-    expected = unit(np.stack([reference.pooled(ids, pooling) for ids in sequences]))
-    cosines = (vectors * expected).sum(1)
-    assert cosines.min() > (0.999999 if dtype == "float32" else 0.9995)
-
-
 def test_dimensions_and_normalize_by_row(float32_encoder: Encoder) -> None:
     sequences = random_sequences([9, 3, 12, 3], 30_000)
     plain = float32_encoder.encode(engine.pack(sequences, normalize=np.zeros(4, np.bool_)))

@@ -105,13 +105,10 @@ def test_unknown_and_refused_keys() -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        "config.json",
-        "modules.json",
-        "1_Pooling/config.json",
-        "sentence_bert_config.json",
+        "config.json", "modules.json", "1_Pooling/config.json", "sentence_bert_config.json",
         "config_sentence_transformers.json",
     ],
-)
+)  # fmt: skip
 def test_unknown_key_of_each_file_is_a_notice(build_bert: BuildBert, name: str) -> None:
     folder = build_bert()
     path = folder / name

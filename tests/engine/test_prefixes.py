@@ -23,11 +23,8 @@ from tests.engine.test_decoders import qwen
 from tests.oracles.model_cases import build
 
 WIDE: dict[str, Any] = {
-    "intermediate_size": 256,
-    "max_position_embeddings": 512,
-    "hidden_size": 128,
-    "num_attention_heads": 4,
-}
+    "intermediate_size": 256, "max_position_embeddings": 512, "hidden_size": 128, "num_attention_heads": 4,
+}  # fmt: skip
 CASES = ["qwen3", "qwen2, windows", "mistral", "gemma3_text, causal", "ministral3, scaled queries", "llama, yarn"]
 
 

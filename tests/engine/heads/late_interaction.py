@@ -61,29 +61,18 @@ def pylate(folder: Path, **config: Any) -> Path:
     (folder / "modules.json").write_text(json.dumps(modules))
     (folder / "1_Dense").mkdir()
     fields = {
-        "in_features": 64,
-        "out_features": COLUMNS,
-        "bias": False,
-        "activation_function": "torch.nn.modules.linear.Identity",
-        "use_residual": False,
-    }
+        "in_features": 64, "out_features": COLUMNS, "bias": False,
+        "activation_function": "torch.nn.modules.linear.Identity", "use_residual": False,
+    }  # fmt: skip
     (folder / "1_Dense" / "config.json").write_text(json.dumps(fields))
     save_file({"linear.weight": linear()}, folder / "1_Dense" / "model.safetensors")
     # What PyLate leaves there is the length of whatever it encoded last.
     (folder / "sentence_bert_config.json").write_text('{"max_seq_length": 17, "do_lower_case": false}')
     usual: dict[str, Any] = {
-        "model_type": "ColBERT",
-        "prompts": {},
-        "default_prompt_name": None,
-        "similarity_fn_name": "MaxSim",
-        "query_prefix": "[Q] ",
-        "document_prefix": "[D] ",
-        "query_length": 20,
-        "document_length": 40,
-        "attend_to_expansion_tokens": False,
-        "do_query_expansion": True,
-        "skiplist_words": ["!", "?", ".", ",", "#"],
-    }
+        "model_type": "ColBERT", "prompts": {}, "default_prompt_name": None, "similarity_fn_name": "MaxSim",
+        "query_prefix": "[Q] ", "document_prefix": "[D] ", "query_length": 20, "document_length": 40,
+        "attend_to_expansion_tokens": False, "do_query_expansion": True, "skiplist_words": ["!", "?", ".", ",", "#"],
+    }  # fmt: skip
     (folder / "config_sentence_transformers.json").write_text(json.dumps({**usual, **config}))
     return folder
 

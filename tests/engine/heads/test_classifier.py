@@ -201,11 +201,8 @@ def test_activations(copied: dict[int, Path], labels: int, fields: dict[str, Any
 def test_files_of_sentence_transformers_6(copied: dict[int, Path]) -> None:
     folder = copied[1]
     transformer = {
-        "idx": 0,
-        "name": "0",
-        "path": "",
-        "type": "sentence_transformers.base.modules.transformer.Transformer",
-    }
+        "idx": 0, "name": "0", "path": "", "type": "sentence_transformers.base.modules.transformer.Transformer",
+    }  # fmt: skip
     (folder / "modules.json").write_text(json.dumps([transformer]))
     edit_json(folder / "sentence_bert_config.json", transformer_task="sequence-classification")
     edit_json(folder / "tokenizer_config.json", model_max_length=50)

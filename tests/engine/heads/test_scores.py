@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -245,18 +244,3 @@ def test_activation_of_the_models_own_and_a_prompt(tmp_path: Path) -> None:
     with engine.Engine.load(str(tmp_path / "again"), device="cpu") as ours:
         np.testing.assert_allclose(ours.score(pairs), theirs.predict(pairs), atol=1e-4, rtol=0)
         assert [r.index for r in ours.rerank(ASKED, RANKED)] == [r["corpus_id"] for r in theirs.rank(ASKED, RANKED)]
-
-
-def test_several_labels(tmp_path: Path) -> None:
-    folder, theirs = saved(tmp_path, "bert", 3)
-    assert json.loads((folder / "config_sentence_transformers.json").read_text())["activation_fn"].endswith("Identity")
-    pairs = [(ASKED, text) for text in RANKED]
-
-    def rows(found: list[list[Any]]) -> list[list[float]]:
-        return [[next(e.score for e in each if e.label == f"label {i}") for i in range(3)] for each in found]
-
-    with engine.Engine.load(str(folder), device="cpu") as ours:
-        # CrossEncoder gives logits unless asked for more; ours are raw if asked for.
-        np.testing.assert_allclose(rows(ours.classify(pairs, raw=True)), theirs.predict(pairs), atol=1e-4, rtol=0)
-        expected = theirs.predict(pairs, apply_softmax=True)
-        np.testing.assert_allclose(rows(ours.classify(pairs)), expected, atol=2e-5, rtol=0)

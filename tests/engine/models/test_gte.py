@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,10 @@ from safetensors.torch import load_file, save_file
 from embert import engine
 from embert.engine.models import read_config
 from embert.engine.models.encoder_config import Attention, Ntk, Rotary
-from embert.engine.tasks import Task
 from tests.engine.conftest import Ids, random_sequences, small_tokenizer
+from tests.engine.test_model_types import READS
 from tests.oracles.exact import Doubles, hidden_states, near
-from tests.oracles.model_cases import build, byte_level
+from tests.oracles.model_cases import build
 
 LENGTHS = [1, 2, 17, 33, 64, 65, 128, 5]
 # As gte-large-en-v1.5's, smaller.
@@ -77,22 +78,6 @@ def test_own_spelling_without_scaling(tmp_path: Path, fields: dict[str, Any]) ->
     assert near(folder, sequences, expected) >= 0.999999
 
 
-def test_separate_queries_keys_and_values(tmp_path: Path) -> None:
-    folder = build(tmp_path, "gte", tokenizer=byte_level(300))
-    written(folder / "config.json", pack_qkv=False)
-    sequences, outputs = random_sequences([3, 40], 60), []
-    path = folder / "model.safetensors"
-    for _ in range(2):
-        encoder = engine.load_encoder(engine.load_model(str(folder)), device="cpu")
-        outputs.append(encoder.encode(engine.pack(sequences), Task.TOKENS))
-        tensors = load_file(path)
-        for name in [name for name in tensors if "qkv_proj" in name]:
-            for kind, part in zip("qkv", tensors.pop(name).chunk(3), strict=True):
-                tensors[name.replace("qkv", kind)] = part.clone()
-        save_file(tensors, path, {"format": "pt"})
-    np.testing.assert_array_equal(outputs[0], outputs[1])
-
-
 def test_position_table(tmp_path: Path) -> None:
     folder = build(tmp_path, "gte")
     table = torch.randn(128, 64, generator=torch.Generator().manual_seed(0)) * 0.3
@@ -110,20 +95,32 @@ def test_position_table(tmp_path: Path) -> None:
     assert near(folder, sequences, expected) >= 0.999999
 
 
-@pytest.mark.parametrize("head", ["ForMaskedLM", "ForSequenceClassification"])
-def test_heads_under_own_names(tmp_path: Path, head: str) -> None:
-    """They differ from what transformers writes by "new." alone, which it reads."""
+def renamed(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {name.replace("gte.", "new."): tensor for name, tensor in tensors.items()}
+
+
+def separate(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    for name in [name for name in tensors if "qkv_proj" in name]:
+        parts = zip("qkv", tensors.pop(name).chunk(3), strict=True)
+        tensors |= {name.replace("qkv", kind): part.clone() for kind, part in parts}
+    return tensors
+
+
+@pytest.mark.parametrize("change", [renamed, separate])
+@pytest.mark.parametrize("head", READS)
+def test_own_names_of_tensors(tmp_path: Path, head: str, change: Callable[[Any], Any]) -> None:
+    """They give the bits of transformers' names, in the encoder and in heads."""
     folder = build(tmp_path, "gte", head=head, modules=False, tokenizer=small_tokenizer(64))
-    pooling, task = ("splade", Task.SPARSE) if head == "ForMaskedLM" else (None, Task.CLASSIFY)
-    path, ids, outputs = folder / "model.safetensors", random_sequences([40], 60)[0], []
+    (pooling, task), path, outputs = READS[head], folder / "model.safetensors", []
+    batch = engine.pack(random_sequences([3, 40], 60)).wanting(task)
     for _ in range(2):
         encoder = engine.load_encoder(engine.load_model(str(folder), pooling=pooling), device="cpu")
-        outputs.append(encoder.wait(encoder.submit(engine.pack([ids]).wanting(task)))[task])
-        renamed = {name.replace("gte.", "new."): tensor for name, tensor in load_file(path).items()}
-        save_file(renamed, path, {"format": "pt"})
-        written(folder / "config.json", architectures=[f"New{head}"], rope_scaling=None)
+        outputs.append(encoder.wait(encoder.submit(batch))[task])
+        save_file(change(load_file(path)), path, {"format": "pt"})
+        written(folder / "config.json", architectures=[f"New{head}"], rope_scaling=None, pack_qkv=change != separate)
     assert outputs[0].values.size
     np.testing.assert_array_equal(outputs[0].values, outputs[1].values)
+    np.testing.assert_array_equal(outputs[0].indices, outputs[1].indices)
 
 
 def test_activation_of_the_masked_lm_head(tmp_path: Path) -> None:
