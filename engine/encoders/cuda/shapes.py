@@ -73,50 +73,37 @@ def _unfit_for_dtype(config: EncoderConfig, dtype: str) -> str | None:
 
 def check_layers(model: Model) -> None:
     """Raise UnsupportedModel for embeddings or layers that the extension cannot compute."""
-    config = model.config
-    whole_heads = not any(size % _HEAD_STEP for size in _head_sizes(config))
-    for unable, what in (
-        (not config.layers, "has static embeddings, without layers"),
-        (
-            config.disentangled is not None and (config.head_size > MOST_DISENTANGLED_COLUMNS or not whole_heads),
-            f"has disentangled attention in heads of {config.head_size} columns, neither a multiple of {_HEAD_STEP} "
-            f"nor at most {MOST_DISENTANGLED_COLUMNS}",
-        ),
-        (
-            config.disentangled is not None and 2 * config.disentangled.span > MOST_DISTANCE_ROWS,
-            f"has more than {MOST_DISTANCE_ROWS} rows of distances",
-        ),
-        (
-            config.attention_scale is not None and not whole_heads,
-            f"scales scores of heads of {config.head_size} columns, which is not a multiple of {_HEAD_STEP}",
-        ),
-        (
-            config.projects_first and (config.position_table or TOKEN_TYPE_EMBEDDINGS not in config.tensors.absent),
-            "projects embeddings of positions or token types before their norm",
-        ),
-        (
-            config.experts is not None and config.experts.count > MOST_EXPERTS,
-            f"has {config.experts.count if config.experts else 0} experts, over {MOST_EXPERTS}",
-        ),
-        (
-            max(_head_sizes(config)) > MOST_HEAD_COLUMNS,
-            f"has heads of {max(_head_sizes(config))} columns, over {MOST_HEAD_COLUMNS}",
-        ),
-        (
-            config.layer_inputs % _HEAD_STEP > 0,
-            f"has inputs of layers of {config.layer_inputs} columns, which is not a multiple of {_HEAD_STEP}",
-        ),
-        (_stretches(config), "stretches rotary positions by each text's length"),
-        (_sees_only_itself(config), "has windows of one token"),
-        (isinstance(model.heads.decider, MarkerDecider), "has layers after the encoder, which make its decisions"),
-        (
-            config.long_queries is not None and config.max_positions > config.long_queries.trained,
-            f"takes texts of {config.max_positions} tokens and multiplies queries by their position from "
-            f"{config.long_queries.trained if config.long_queries else 0} on",
-        ),
-    ):
-        if unable:
-            _refuse(model, what)
+    config, relative, experts = model.config, model.config.disentangled, model.config.experts
+    size, widest = config.head_size, max(_head_sizes(config))
+    whole_heads = not any(each % _HEAD_STEP for each in _head_sizes(config))
+    if not config.layers:
+        _refuse(model, "has static embeddings, without layers")
+    if relative is not None and (size > MOST_DISENTANGLED_COLUMNS or not whole_heads):
+        bounds = f"neither a multiple of {_HEAD_STEP} nor at most {MOST_DISENTANGLED_COLUMNS}"
+        _refuse(model, f"has disentangled attention in heads of {size} columns, {bounds}")
+    if relative is not None and 2 * relative.span > MOST_DISTANCE_ROWS:
+        _refuse(model, f"has more than {MOST_DISTANCE_ROWS} rows of distances")
+    if config.attention_scale is not None and not whole_heads:
+        _refuse(model, f"scales scores of heads of {size} columns, which is not a multiple of {_HEAD_STEP}")
+    if config.projects_first and (config.position_table or TOKEN_TYPE_EMBEDDINGS not in config.tensors.absent):
+        _refuse(model, "projects embeddings of positions or token types before their norm")
+    if experts is not None and experts.count > MOST_EXPERTS:
+        _refuse(model, f"has {experts.count} experts, over {MOST_EXPERTS}")
+    if widest > MOST_HEAD_COLUMNS:
+        _refuse(model, f"has heads of {widest} columns, over {MOST_HEAD_COLUMNS}")
+    if config.layer_inputs % _HEAD_STEP:
+        columns = f"{config.layer_inputs} columns, which is not a multiple of {_HEAD_STEP}"
+        _refuse(model, f"has inputs of layers of {columns}")
+    if _stretches(config):
+        _refuse(model, "stretches rotary positions by each text's length")
+    if _sees_only_itself(config):
+        _refuse(model, "has windows of one token")
+    if isinstance(model.heads.decider, MarkerDecider):
+        _refuse(model, "has layers after the encoder, which make its decisions")
+    scaled = config.long_queries
+    if scaled is not None and config.max_positions > scaled.trained:
+        texts = f"takes texts of {config.max_positions} tokens"
+        _refuse(model, f"{texts} and multiplies queries by their position from {scaled.trained} on")
 
 
 def describe(cuda: Any, model: Model, dtype: str) -> Any:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
-import math
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812  # as everywhere in torch
-from safetensors.torch import save_file
 
 from embert import engine
 from embert.engine.encoders.cpu.experts import routing_weights
@@ -26,6 +25,7 @@ from tests.engine.conftest import Ids, random_sequences, small_tokenizer
 from tests.engine.heads.classifiers import check_bert_classifier
 from tests.oracles.exact import Doubles, cosines, hidden_states, near
 from tests.oracles.model_cases import build, write_modules
+from tests.oracles.own_code import OwnCode, attend
 from tests.server.models import edit_json
 
 LENGTHS = [1, 2, 17, 33, 64, 65, 128, 5]
@@ -50,53 +50,37 @@ EXPERTS: dict[str, Any] = {
 }  # fmt: skip
 
 
-class Older:
+class Older(OwnCode):
     """Random weights under the names of nomic-ai/nomic-bert-2048, and what its code computes of them."""
 
     def __init__(self, folder: Path, *, inner: int = 256, **config: Any) -> None:
-        self.folder, self.config, self._inner = folder, {**CONFIG, **config}, inner
-        self._random = torch.Generator().manual_seed(0)
-        is_ = self.config
+        super().__init__(folder, COLUMNS)
+        is_ = self.config = {**CONFIG, **config}
         self.gated = is_["activation_function"] != "gelu"
-        self.tensors = {"embeddings.word_embeddings.weight": self._drawn(VOCABULARY, COLUMNS)}
+        self.draw("embeddings.word_embeddings.weight", VOCABULARY, COLUMNS)
         if is_["type_vocab_size"]:
-            self.tensors["embeddings.token_type_embeddings.weight"] = self._drawn(is_["type_vocab_size"], COLUMNS)
+            self.draw("embeddings.token_type_embeddings.weight", is_["type_vocab_size"], COLUMNS)
         if not is_["rotary_emb_fraction"]:
-            self.tensors["embeddings.position_embeddings.weight"] = self._drawn(is_["n_positions"], COLUMNS)
-        self._norm("emb_ln")
+            self.draw("embeddings.position_embeddings.weight", is_["n_positions"], COLUMNS)
+        self.draw_norm("emb_ln")
         for layer in range(2):
             at = f"encoder.layers.{layer}."
-            self._linear(f"{at}attn.Wqkv", 3 * COLUMNS, COLUMNS, bias=is_["qkv_proj_bias"])
-            self._linear(f"{at}attn.out_proj", COLUMNS, COLUMNS, bias=is_["qkv_proj_bias"])
+            self.draw_linear(f"{at}attn.Wqkv", 3 * COLUMNS, COLUMNS, bias=is_["qkv_proj_bias"])
+            self.draw_linear(f"{at}attn.out_proj", COLUMNS, COLUMNS, bias=is_["qkv_proj_bias"])
             if self._is_routed(layer):
-                self._linear(f"{at}mlp.router.layer", is_["num_experts"], COLUMNS, bias=False)
+                self.draw_linear(f"{at}mlp.router.layer", is_["num_experts"], COLUMNS, bias=False)
                 for name in ("w1", "w2"):
-                    self.tensors[f"{at}mlp.experts.mlp.{name}"] = self._drawn(is_["num_experts"] * inner, COLUMNS)
-                self.tensors[f"{at}mlp.experts.bias"] = self._drawn(COLUMNS)
+                    self.draw(f"{at}mlp.experts.mlp.{name}", is_["num_experts"] * inner, COLUMNS)
+                self.draw(f"{at}mlp.experts.bias", COLUMNS)
             else:
                 for name in ("fc11", "fc12") if self.gated else ("fc1",):
-                    self._linear(f"{at}mlp.{name}", inner, COLUMNS, bias=is_["mlp_fc1_bias"])
-                self._linear(f"{at}mlp.fc2", COLUMNS, inner, bias=is_["mlp_fc2_bias"])
-            self._norm(f"{at}norm1")
-            self._norm(f"{at}norm2")
+                    self.draw_linear(f"{at}mlp.{name}", inner, COLUMNS, bias=is_["mlp_fc1_bias"])
+                self.draw_linear(f"{at}mlp.fc2", COLUMNS, inner, bias=is_["mlp_fc2_bias"])
+            self.draw_norm(f"{at}norm1")
+            self.draw_norm(f"{at}norm2")
         (folder / "config.json").write_text(json.dumps(self.config))
         small_tokenizer(VOCABULARY).save(str(folder / "tokenizer.json"))
         self.save()
-
-    def save(self, prefix: str = "", **more: torch.Tensor) -> None:
-        stored = {prefix + name: tensor for name, tensor in self.tensors.items()}
-        save_file({**stored, **more}, self.folder / "model.safetensors", {"format": "pt"})
-
-    def _drawn(self, *shape: int) -> torch.Tensor:
-        return torch.randn(*shape, generator=self._random) * 0.3
-
-    def _linear(self, name: str, outputs: int, inputs: int, *, bias: bool) -> None:
-        self.tensors[f"{name}.weight"] = self._drawn(outputs, inputs)
-        if bias:
-            self.tensors[f"{name}.bias"] = self._drawn(outputs)
-
-    def _norm(self, name: str) -> None:
-        self.tensors |= {f"{name}.weight": 1 + self._drawn(COLUMNS), f"{name}.bias": self._drawn(COLUMNS)}
 
     def _is_routed(self, layer: int) -> bool:
         every: int = self.config.get("moe_every_n_layers", 0)
@@ -106,7 +90,7 @@ class Older:
         """The outputs of each token's experts, one token at a time."""
         stored = {name: tensor.to(x.dtype) for name, tensor in self.tensors.items()}
         first, second = (stored[f"{at}experts.mlp.{name}"].chunk(self.config["num_experts"]) for name in ("w1", "w2"))
-        shares, numbers = F.linear(x, stored[f"{at}router.layer.weight"]).softmax(-1).topk(self.config["moe_top_k"])
+        shares, numbers = self.linear(x, f"{at}router.layer").softmax(-1).topk(self.config["moe_top_k"])
         y = stored[f"{at}experts.bias"].repeat(len(x), 1)
         for token, row in enumerate(x):
             for share, number in zip(shares[token], numbers[token].tolist(), strict=True):
@@ -128,41 +112,31 @@ class Older:
 
     def hidden(self, ids: Ids, types: Ids | None = None, dtype: torch.dtype = torch.float64) -> Doubles:
         """int32 [L] → float64 [L, columns], computed in `dtype`."""
-        stored = {name: tensor.to(dtype) for name, tensor in self.tensors.items()}
-
-        def linear(x: torch.Tensor, name: str) -> torch.Tensor:
-            return F.linear(x, stored[f"{name}.weight"], stored.get(f"{name}.bias"))
-
-        def norm(x: torch.Tensor, name: str) -> torch.Tensor:
-            return F.layer_norm(x, (COLUMNS,), stored[f"{name}.weight"], stored[f"{name}.bias"], 1e-12)
-
         length, is_ = len(ids), self.config
-        x = stored["embeddings.word_embeddings.weight"][torch.from_numpy(ids.astype(np.int64))]
+        x = self.rows("word", ids, dtype)
         if is_["type_vocab_size"]:
-            kinds = np.zeros(length, np.int64) if types is None else types.astype(np.int64)
-            x = x + stored["embeddings.token_type_embeddings.weight"][torch.from_numpy(kinds)]
+            x = x + self.rows("token_type", ids * 0 if types is None else types, dtype)
         if not is_["rotary_emb_fraction"]:
-            x = x + stored["embeddings.position_embeddings.weight"][:length]
-        x = norm(x, "emb_ln")
+            x = x + self.rows("position", np.arange(length, dtype=np.int32), dtype)
+        x = self.norm(x, "emb_ln")
         for layer in range(2):
             at = f"encoder.layers.{layer}."
             q, k, v = (
-                each.view(length, HEADS, -1).transpose(0, 1) for each in linear(x, f"{at}attn.Wqkv").chunk(3, dim=1)
+                each.view(length, HEADS, -1).transpose(0, 1)
+                for each in self.linear(x, f"{at}attn.Wqkv").chunk(3, dim=1)
             )
             if is_["rotary_emb_fraction"]:
                 q, k = self.turned(q), self.turned(k)
-            weights = (q @ k.transpose(1, 2) / math.sqrt(q.shape[2])).softmax(-1)
-            context = (weights @ v).transpose(0, 1).reshape(length, COLUMNS)
-            x = norm(linear(context, f"{at}attn.out_proj") + x, f"{at}norm1")
+            x = self.norm(self.linear(attend(q, k, v), f"{at}attn.out_proj") + x, f"{at}norm1")
             if self._is_routed(layer):
-                x = norm(self.routed(x, f"{at}mlp.") + x, f"{at}norm2")
+                x = self.norm(self.routed(x, f"{at}mlp.") + x, f"{at}norm2")
                 continue
             if self.gated:
                 act = F.silu if is_["activation_function"] == "swiglu" else F.gelu
-                inner = linear(x, f"{at}mlp.fc11") * act(linear(x, f"{at}mlp.fc12"))
+                inner = self.linear(x, f"{at}mlp.fc11") * act(self.linear(x, f"{at}mlp.fc12"))
             else:
-                inner = F.gelu(linear(x, f"{at}mlp.fc1"))
-            x = norm(linear(inner, f"{at}mlp.fc2") + x, f"{at}norm2")
+                inner = F.gelu(self.linear(x, f"{at}mlp.fc1"))
+            x = self.norm(self.linear(inner, f"{at}mlp.fc2") + x, f"{at}norm2")
         found: Doubles = x.double().numpy()
         return found
 
@@ -256,7 +230,7 @@ def test_masked_lm_of_own_code(tmp_path: Path) -> None:
     }
     words = reference.tensors["embeddings.word_embeddings.weight"].double()
     for stored in ({}, {"cls.predictions.decoder.weight": torch.randn(VOCABULARY, COLUMNS, generator=drawn)}):
-        reference.save("bert.", **head, **stored)
+        reference.save("bert.", {**head, **stored})
         encoder = engine.load_encoder(engine.load_model(str(tmp_path), pooling="splade"), device="cpu")
         ids = random_sequences([30], VOCABULARY)[0]
         rows = encoder.wait(encoder.submit(engine.pack([ids]).wanting(Task.SPARSE)))[Task.SPARSE]
@@ -273,5 +247,5 @@ def test_masked_lm_of_own_code(tmp_path: Path) -> None:
 def test_classifier_of_own_code(tmp_path: Path) -> None:
     reference = Older(tmp_path, architectures=["NomicBertForSequenceClassification"], num_labels=2)
     check_bert_classifier(
-        tmp_path, lambda head: reference.save("bert.", **head), reference.hidden, COLUMNS, 2, VOCABULARY
+        tmp_path, functools.partial(reference.save, "bert."), reference.hidden, COLUMNS, 2, VOCABULARY
     )
