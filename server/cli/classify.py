@@ -54,8 +54,6 @@ def classify(arguments: argparse.Namespace) -> None:
 
 
 def entities(arguments: argparse.Namespace) -> None:
-    """Runs `embert entities`."""
-
     def label(engine: Engine, texts: list[str]) -> Results:
         return engine.entities(
             texts,

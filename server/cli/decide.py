@@ -31,7 +31,6 @@ from embert.server.request.request_body import validate
 
 
 def decide(arguments: argparse.Namespace) -> None:
-    """Runs the command."""
     requests = _read(arguments.file)
     with load_engine(arguments) as engine, write_errors("standard output"):
         for number, request in enumerate(

@@ -17,7 +17,6 @@ from embert.server.cli.arguments import load_engine, read_format, read_rows
 
 
 def rerank(arguments: argparse.Namespace) -> None:
-    """Runs the command."""
     files = expand(arguments.file or [STANDARD_INPUT])
     job = Job(input_format=read_format(arguments, files), column=arguments.column or "text")
     texts = [text for _, rows in read_rows(open_input(files, job), job) for text in rows.texts]

@@ -234,7 +234,6 @@ class RequestObserver:
         self._access_log, self._tracer = access_log, tracer
 
     def begin(self, scope: Scope) -> RequestRecord:
-        """Begins the record of a request."""
         started = time.perf_counter()
         route = self._labels[scope["path"]]
         request_id, trace_id = read_ids(() if PLAIN_KEY in scope else scope["headers"])
@@ -262,7 +261,6 @@ class RequestObserver:
             record.trace = None  # exemplars keep the record
 
     def count_rejected(self, error: ServerError) -> None:
-        """Counts a refused request by its reason."""
         if error.reject_reason is not None:
             self._metrics.rejected[error.reject_reason].inc()
 

@@ -83,7 +83,6 @@ class Acceptor:
         self._accepts = False
 
     def start(self) -> None:
-        """Begins to accept on the running event loop."""
         self._loop = asyncio.get_running_loop()
         self._connections.on_change = self._changed
         self._accept_again()

@@ -116,7 +116,6 @@ class Connections:
         return ConnectionSlot.NONE
 
     def remove(self, connection: Connection) -> None:
-        """Forget one that is closed."""
         self._served.discard(connection)
         self._surplus.discard(connection)
         self._idle.pop(connection, None)
@@ -140,7 +139,6 @@ class Connections:
             self._idle.setdefault(connection, self._clock())
 
     def mark_busy(self, connection: Connection) -> None:
-        """Note that it is idle no more."""
         self._idle.pop(connection, None)
 
     def evict(self) -> bool:
@@ -175,7 +173,6 @@ class Connections:
             self.check_files()
 
     def close_idle(self) -> None:
-        """Close what has been idle for too long."""
         due = self._clock() - self._idle_s
         for connection, _ in takewhile(lambda item: item[1] <= due, list(self._idle.items())):
             connection.transport.close()

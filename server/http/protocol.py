@@ -62,7 +62,6 @@ class HoldableFlow(FlowControl):
             self.resume_reading()
 
     def resume_reading(self) -> None:
-        """Resume, unless held."""
         if not self.held:
             super().resume_reading()
 
@@ -145,7 +144,6 @@ class LingeringClose:
         self._timer = loop.call_later(LINGER_QUIET_S, self._check)
 
     def received(self, size: int) -> None:
-        """Counts bytes that came. They are dropped."""
         self._last = self._loop.time()
         self._bytes_left -= size
         if self._bytes_left < 0:

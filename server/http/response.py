@@ -33,7 +33,6 @@ class Response(NamedTuple):
 
 
 def error_body(error: ServerError, error_format: ErrorFormat) -> bytes:
-    """Renders an error as JSON."""
     message = error.message
     if error_format is ErrorFormat.COHERE:
         return orjson.dumps({"id": str(uuid.uuid4()), "message": message})
@@ -81,5 +80,4 @@ async def send_response(send: Send, response: Response) -> None:
 
 
 async def send_error(send: Send, error: ServerError, error_format: ErrorFormat) -> None:
-    """Sends an error over ASGI."""
     await send_response(send, error_response(error, error_format))

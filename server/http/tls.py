@@ -161,7 +161,6 @@ class _TlsConnection(asyncio.Transport, asyncio.Protocol):
         return False
 
     def close(self) -> None:
-        """Close once everything is written."""
         self._closing = True
         self._close_if_written()
 

@@ -52,7 +52,6 @@ class RequestHistogram(BufferedHistogram):
         self._newest: dict[int, tuple[RequestRecord, float, float]] = {}  # by bucket: request, seconds, Unix time
 
     def observe_request(self, record: RequestRecord, seconds: float) -> None:
-        """Adds the duration of a request."""
         self._values.append(seconds)
         self._records.append(record)
 
@@ -162,7 +161,6 @@ class HttpMetrics:
         return responses
 
     def write(self) -> None:
-        """Publishes all observations since the last call."""
         for work in self._work.values():
             work.write()
         for duration in self._durations.values():
@@ -278,7 +276,6 @@ class Work:
             self._encode.observe(encode_s)
 
     def write(self) -> None:
-        """Publishes all observations since the last call."""
         for name, series in self._counters.items():
             if value := getattr(self, name):
                 series.inc(value)

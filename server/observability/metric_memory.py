@@ -56,7 +56,6 @@ class MetricMemory:
 
     @property
     def regions(self) -> list[Region]:
-        """Regions of all processes."""
         count = os.fstat(self.fd).st_size // REGION_BYTES
         self._regions += [Region(self.fd, index) for index in range(len(self._regions), count)]
         return self._regions
@@ -145,7 +144,6 @@ class _Series:
         return index
 
     def read(self) -> Iterator[tuple[bytes, float]]:
-        """Each key and its value."""
         for key, index in self._entries():
             yield key, self.values[index]
 

@@ -45,7 +45,6 @@ class Exposition:
 
 
 def exposition(memory: MetricMemory, form: Form = Form()) -> Exposition:
-    """Returns the metrics of all processes."""
     from prometheus_client import generate_latest
     from prometheus_client.openmetrics import exposition as openmetrics
 

@@ -38,7 +38,6 @@ class Backoff:
         return delay_s
 
     def reset(self) -> None:
-        """Begin with the shortest pause again."""
         self._delay_s = BACKOFF_FIRST_S
 
 
@@ -102,12 +101,10 @@ class Child:
         self.doing = "importing modules"
 
     def send(self, message: Message) -> None:
-        """Send a message if the process runs."""
         if self.control is not None:
             self.control.send(message)
 
     def became_ready(self) -> None:
-        """Store the time."""
         self.ready, self.ready_since = True, time.monotonic()
         self.slowest_start_s = max(self.slowest_start_s, self.ready_since - self.started)
 

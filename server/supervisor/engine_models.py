@@ -69,18 +69,15 @@ class EngineModels:
         return due
 
     def loads(self, number: int, doing: str) -> None:
-        """Store the current step of loading a model."""
         self._loading.add(number)
         if self.states[number].state == "loading":
             self.states = {**self.states, number: ModelState("loading", doing)}
 
     def ready(self, number: int, info: ModelInfo) -> None:
-        """Store that a model is ready."""
         self._end(number, ModelState("ready", "", info))
         self._load_losses[number] = _Losses()
 
     def failed(self, number: int, message: str) -> None:
-        """Store that a model cannot be loaded."""
         self._end(number, ModelState("failed", message))
 
     def late(self, message: str) -> list[int]:
@@ -116,7 +113,6 @@ class EngineModels:
 
     @property
     def all_failed(self) -> bool:
-        """True if every model has failed."""
         return all(state.state == "failed" for state in self.states.values())
 
     def _end(self, number: int, state: ModelState) -> None:
