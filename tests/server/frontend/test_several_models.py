@@ -10,7 +10,6 @@ import httpx
 import numpy as np
 import openai
 import pytest
-from huggingface_hub import InferenceClient
 
 from tests.server.live import STAND_IN, Live, live, run_cli
 from tests.server.models import build_classifier, copy_model, edit_json, three_heads, write_config
@@ -250,15 +249,6 @@ def test_azures_client(several: Live) -> None:
     for name in ("dense", "text-embedding-ada-002", ""):
         other = several.post(path, {"input": "a", "model": name}, headers={"api-key": "secret"})
         assert other.json()["model"] == "heads"
-
-
-def test_clients_that_name_no_model_get_its_address(several: Live) -> None:
-    """They post to the address itself."""
-    heads = InferenceClient(f"{several.url}/models/heads", token="secret")
-    assert heads.feature_extraction(["a cat", "b"]).shape == (2, 384)
-    assert len(heads.sentence_similarity("a cat", other_sentences=["a kitten", "a car"])) == 2
-    labels = InferenceClient(f"{several.url}/models/labels", token="secret")
-    assert {element.label for element in labels.text_classification("a cat")} == {"negative", "neutral", "positive"}
 
 
 def test_token_ids_need_the_models_name_in_body_or_path(client: httpx.Client) -> None:

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
-import openai
 import pytest
 
 from tests.server.connections import EVEN
@@ -99,19 +98,6 @@ def test_401(stranger: httpx.Client, method: str, path: str) -> None:
         assert error["error_type"] == "Unauthorized"
     assert "Authorization: Bearer" in response.text
     assert CANARY not in response.text
-
-
-def test_openais_client(two: Live) -> None:
-    with openai.OpenAI(base_url=f"{two.url}/v1", api_key="second", max_retries=0) as client:
-        assert client.models.list().data[0].id == "mini"
-        assert client.embeddings.create(model="mini", input="a").model == "mini"
-        # The model's own id is good too, but the response has the served name.
-        assert client.embeddings.create(model="sentence-transformers/all-MiniLM-L6-v2", input="a").model == "mini"
-        assert client.models.retrieve("sentence-transformers/all-MiniLM-L6-v2").id == "mini"
-    with openai.OpenAI(base_url=f"{two.url}/v1", api_key="third", max_retries=0) as client:
-        with pytest.raises(openai.AuthenticationError) as refused:
-            client.embeddings.create(model="mini", input="a")
-        assert refused.value.code == "invalid_api_key"
 
 
 def test_a_running_server_reads_a_changed_key_file(two: Live, key_file: Path) -> None:
