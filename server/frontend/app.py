@@ -38,7 +38,7 @@ from embert.server.frontend.routes import (
 )
 from embert.server.frontend.serve import RequestObserver, RequestServer, TaskEndpoint
 from embert.server.http.auth import Keys
-from embert.server.http.errors import ErrorFormats, NotFound, ServerError, describe_name
+from embert.server.http.errors import ErrorFormats, RequestError, ServerError, describe_name
 from embert.server.http.response import error_body
 from embert.server.observability.access_log import AccessLog
 from embert.server.registry.model_handle import ModelHandle
@@ -176,8 +176,7 @@ def _add_errors(
         assert isinstance(error, HTTPException)  # noqa: S101 - what it is registered for
         path, headers = request.scope["path"], dict(error.headers or {})
         if error.status_code == 405 or (error.status_code == 404 and has_task(path)):
-            refusal: ServerError = NotFound(f"this route does not take {request.method}")
-            refusal.status = 405
+            refusal: ServerError = RequestError(f"this route does not take {request.method}", status=405)
             headers.setdefault("Allow", "POST")
         else:
             refusal = _no_route(path, registry, by_model)
@@ -199,7 +198,7 @@ def _no_route(path: str, registry: ModelRegistry, by_model: Mapping[str, ModelPa
     routes = {path for route in ROUTES for path in route.paths} | by_model.keys()
     suggestion = "/" + "/".join(words)
     if suggestion in routes and suggestion != "/":
-        return NotFound(f"no such route: {shown_path}; {suggestion} is one")
+        return RequestError(f"no such route: {shown_path}; {suggestion} is one", status=404)
     if path.startswith(MODELS_PREFIX):
         rest = path.removeprefix(MODELS_PREFIX)
         names = (rest.removesuffix(route) for route in MODEL_SUFFIXES if rest.endswith(route))
@@ -211,8 +210,6 @@ def _no_route(path: str, registry: ModelRegistry, by_model: Mapping[str, ModelPa
             return error
     ends = ("/" + "/".join(words[begin:]) for begin in range(1, len(words)))
     suggestion = next((end for end in ends if end in routes), "")
-    return NotFound(
-        f"no such route: {shown_path}; {suggestion} is one"
-        if suggestion
-        else f"no such route: {shown_path}; /docs lists them"
+    return RequestError(
+        f"no such route: {shown_path}; {f'{suggestion} is one' if suggestion else '/docs lists them'}", status=404
     )

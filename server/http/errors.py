@@ -3,16 +3,12 @@
 They have the field, the value and the limit, never the text itself.
 
 * ServerError                 500
-  * RequestError
+  * RequestError            400, or the status that it is given
     * BadRequest              400
     * EmptyInput              400
-    * NotFound                404
     * ModelUnknown            404
-    * RequestTimeout          408
     * PayloadTooLarge         413
-    * UnsupportedEncoding     415
     * Invalid                 422
-    * HeadTooLarge            431
   * Unauthorized              401
   * InferenceFailed           424
   * TaskMissing               424 on TEI's routes and on those of decisions, 400 on others
@@ -73,9 +69,12 @@ class ServerError(Exception):
         limit: int | None = None,
         option: str = "",
         retry_after_s: int | None = None,
+        status: int | None = None,
     ) -> None:
-        """`retry_after_s` counts as a minute at most."""
+        """`retry_after_s` counts as a minute at most. `status` replaces that of the class."""
         super().__init__(reason)
+        if status is not None:
+            self.status = status
         self.reason, self.param, self.path, self.subject = reason, param, path, subject
         self.value, self.value_path, self.limit, self.option = value, value_path, limit, option
         self.instance: int | None = None  # index of the request, where one body has several
@@ -107,7 +106,7 @@ class ServerError(Exception):
 
 
 class RequestError(ServerError):
-    """The request is at fault."""
+    """The request is at fault: 400, or 404 (route), 405, 408 (late), 415 (compressed), 431 (large head)."""
 
     status, tei_type, openai_type = 400, "Validation", "invalid_request_error"
 
@@ -129,12 +128,6 @@ class Unauthorized(ServerError):
     reject_reason = "unauthorized"
 
 
-class NotFound(RequestError):
-    """404: no such route."""
-
-    status = 404
-
-
 class ModelUnknown(RequestError):
     """404: the request names another model."""
 
@@ -145,24 +138,6 @@ class PayloadTooLarge(RequestError):
     """413: too many bytes or too many inputs."""
 
     status, reject_reason = 413, "too_large"
-
-
-class RequestTimeout(RequestError):
-    """408: the rest of a head or body did not arrive in time."""
-
-    status = 408
-
-
-class UnsupportedEncoding(RequestError):
-    """415: the body is compressed."""
-
-    status = 415
-
-
-class HeadTooLarge(RequestError):
-    """431: the request's line and headers have too many bytes."""
-
-    status = 431
 
 
 class Invalid(RequestError):

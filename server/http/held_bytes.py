@@ -13,7 +13,7 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any, NoReturn
 
-from embert.server.http.errors import PayloadTooLarge, RequestTimeout, Unavailable
+from embert.server.http.errors import PayloadTooLarge, RequestError, Unavailable
 
 SMALL_BYTES = 65_536  # requests up to this may use a quarter more, so that large requests do not block small ones
 
@@ -82,7 +82,7 @@ class BodyReader:
         """The whole body, whose bytes stay counted. `set_by` is the option or the header that the deadline is from.
 
         Raises PayloadTooLarge as soon as it is known to be too large, Unavailable when it cannot be held,
-        RequestTimeout when nothing of it comes for too long or not all of it before `deadline` (CLOCK_MONOTONIC),
+        RequestError (408) when nothing of it comes for too long or not all of it before `deadline` (CLOCK_MONOTONIC),
         CancelledError when the client left.
         """
         for name, value in headers:
@@ -98,7 +98,7 @@ class BodyReader:
             self._late.remove(task)
             task.uncancel()
             limit = "--client-timeout" if time.monotonic() < deadline else set_by
-            raise RequestTimeout(f"the request's body did not arrive in time ({limit})") from None
+            raise RequestError(f"the request's body did not arrive in time ({limit})", status=408) from None
         finally:
             self._due.pop(task, None)
 

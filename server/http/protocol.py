@@ -26,13 +26,7 @@ from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT, FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from embert.server.http.connections import Connections, ConnectionSlot
-from embert.server.http.errors import (
-    BadRequest,
-    ErrorFormats,
-    HeadTooLarge,
-    RequestTimeout,
-    ServerError,
-)
+from embert.server.http.errors import BadRequest, ErrorFormats, RequestError, ServerError
 from embert.server.http.held_bytes import HeldBytes
 from embert.server.http.request_head import PLAIN_KEY, KnownHeads, check_headers, split_target, without_upgrade
 from embert.server.http.response import Response, error_body
@@ -494,11 +488,12 @@ class _BoundedProtocol(HttpToolsProtocol):
     def _too_large(self) -> ServerError:
         if self._in_body:
             return BadRequest("there are too many bytes around the body's chunks", limit=HEADER_LIMIT)
-        return HeadTooLarge("the request's line and headers are too large", limit=HEADER_LIMIT)
+        return RequestError("the request's line and headers are too large", limit=HEADER_LIMIT, status=431)
 
     def _head_too_slow(self) -> None:
         self._head_timer = None
-        self._refuse(RequestTimeout(f"the request's headers did not arrive within {HEAD_TIMEOUT_S:g} s"))
+        reason = f"the request's headers did not arrive within {HEAD_TIMEOUT_S:g} s"
+        self._refuse(RequestError(reason, status=408))
         self._update_timers()
 
     def _refuse(self, error: ServerError) -> None:

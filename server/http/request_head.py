@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import httptools
 
-from embert.server.http.errors import BadRequest, HeadTooLarge, Invalid, describe_name
+from embert.server.http.errors import BadRequest, Invalid, RequestError, describe_name
 from embert.server.observability.request_record import INTERACTIVE, LOW_PRIORITY
 from embert.server.observability.scraping import Form
 
@@ -167,7 +167,7 @@ def prefers(media_type: bytes, default: bytes, values: list[bytes], header: str 
     """True if a client with these values of the header prefers `media_type` to `default`.
 
     Where both weigh the same, `media_type` is wanted if it is named and `default` is not, but allowed by a wildcard. A
-    client that takes neither gets the default. Raises HeadTooLarge for headers of more than MAX_BYTES.
+    client that takes neither gets the default. Raises RequestError for headers of more than MAX_BYTES.
     """
     if values in ([], [b"*/*"]):
         return False
@@ -177,7 +177,7 @@ def prefers(media_type: bytes, default: bytes, values: list[bytes], header: str 
 
 
 def scrape_form(headers: Iterable[tuple[bytes, bytes]]) -> Form:
-    """The format of metrics that a client asks for. Raises HeadTooLarge as `prefers` does."""
+    """The format of metrics that a client asks for. Raises RequestError as `prefers` does."""
     accept = [value for name, value in headers if name == b"accept"]
     encodings = [value for name, value in headers if name == b"accept-encoding"]
     return Form(
@@ -187,9 +187,9 @@ def scrape_form(headers: Iterable[tuple[bytes, bytes]]) -> Form:
 
 
 def _weights(values: list[bytes], header: str) -> dict[bytes, float]:
-    """The weight of each range; a malformed one counts as 0. Raises HeadTooLarge for more than MAX_BYTES."""
+    """The weight of each range; a malformed one counts as 0. Raises RequestError for more than MAX_BYTES."""
     if (size := sum(map(len, values)) + len(values)) > MAX_BYTES:
-        raise HeadTooLarge(f"`{header}` has {size} bytes", limit=MAX_BYTES)
+        raise RequestError(f"`{header}` has {size} bytes", limit=MAX_BYTES, status=431)
     weights: dict[bytes, float] = {}
     for element in b",".join(values).lower().split(b","):
         name, *parameters = [part.strip() for part in element.split(b";")]

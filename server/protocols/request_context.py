@@ -23,7 +23,7 @@ from embert.engine.options import check_instruction_tokens
 from embert.engine.tokenization.encoded import EncodedSpans, TokenizeOptions
 from embert.server.config import option_name
 from embert.server.engine_client.router import EncodeResult, TooManyWeights
-from embert.server.http.errors import Invalid, PayloadTooLarge, UnsupportedEncoding, describe_name
+from embert.server.http.errors import Invalid, PayloadTooLarge, RequestError, describe_name
 from embert.server.http.held_bytes import SMALL_BYTES
 from embert.server.http.request_head import PLAIN_KEY, prefers, read_request_options
 from embert.server.observability.request_record import RequestRecord
@@ -524,7 +524,8 @@ def _check_encoding(headers: list[tuple[bytes, bytes]]) -> None:
     for name, value in headers:
         if name == b"content-encoding" and value.lower() not in (b"", b"identity"):
             encoding = describe_name(value.decode("latin-1"))
-            raise UnsupportedEncoding("`Content-Encoding` must be `identity`, that is not compressed", value=encoding)
+            reason = "`Content-Encoding` must be `identity`, that is not compressed"
+            raise RequestError(reason, value=encoding, status=415)
 
 
 # --- times ---

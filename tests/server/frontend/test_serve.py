@@ -30,7 +30,7 @@ RAISED: list[tuple[Exception, int, str | None]] = [
     (errors.EmptyInput("is empty", "inputs"), 400, None),
     (errors.ModelUnknown("must be a", "model", value="'b'"), 404, None),
     (errors.PayloadTooLarge("has 3 texts", "inputs", limit=2), 413, "too_large"),
-    (errors.UnsupportedEncoding("`Content-Encoding` must be `identity`"), 415, None),
+    (errors.RequestError("`Content-Encoding` must be `identity`", status=415), 415, None),
     (errors.Invalid("must be a string", "inputs", value="5"), 422, None),
     (InputError("text 0 has 300 tokens; the limit is 256", param="inputs"), 422, None),
     (errors.InferenceFailed("not finite"), 424, None),

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from embert.server.http import held_bytes
-from embert.server.http.errors import RequestTimeout
+from embert.server.http.errors import RequestError
 from embert.server.http.held_bytes import BodyReader, HeldBytes
 from tests.server.connections import LINGERS, connect, head, read_all
 from tests.server.http.echo_server import Serving, scene, skip
@@ -51,7 +51,7 @@ async def test_a_body_has_a_time_for_each_piece_and_for_all(
 
     read = reader.read([], receive, loop.time() + REQUEST_TIMEOUT_S, "--request-timeout")
     if named:
-        with pytest.raises(RequestTimeout, match=named):
+        with pytest.raises(RequestError, match=named):
             await read
     else:
         assert await read == b"ab" * pieces
