@@ -17,7 +17,7 @@ from embert.server.bulk.job import BulkError, Job, OutputFormat
 from embert.server.bulk.reader import LineReader, Reader, expand, open_input
 from embert.server.bulk.rows import input_schema, json_schema
 from embert.server.bulk.run import DeviceConfig, embed_files, embed_texts
-from embert.server.bulk.writer import FileWriter, FolderWriter, StreamWriter, Writer
+from embert.server.bulk.writer import FileWriter, StreamWriter, Writer
 from embert.server.cli.arguments import encoder_options, read_format
 from embert.server.config import ConfigError
 
@@ -152,10 +152,11 @@ def _output(arguments: argparse.Namespace, job: Job, files: Sequence[str], stack
         if path is None:
             return StreamWriter(sys.stdout.buffer, "standard output")
         return StreamWriter(stack.enter_context(Path(path).open("wb")), path)
+    shard_rows = None
     if _is_folder(arguments):
         if not files:
             raise BulkError(f"{path} is a folder, which takes the texts of --file only")
-        return stack.enter_context(
-            FolderWriter(path, job.output_format, arguments.shard_texts or _SHARD_TEXTS, resume=arguments.resume)
-        )
-    return stack.enter_context(FileWriter(path, overwrite=arguments.overwrite, resume=arguments.resume))
+        shard_rows = arguments.shard_texts or _SHARD_TEXTS
+    return stack.enter_context(
+        FileWriter(path, job.output_format, shard_rows, overwrite=arguments.overwrite, resume=arguments.resume)
+    )

@@ -25,7 +25,7 @@ from embert.engine import load_model
 from embert.engine.batch import TaskOutput
 from embert.server.bulk.job import Block, Job
 from embert.server.bulk.rows import Layout, ParsedRows
-from embert.server.bulk.writer import FileWriter, FolderWriter
+from embert.server.bulk.writer import FileWriter
 
 STEPS_OF_A_CRASH = 9  # the exit status
 BLOCKS, ROWS, COLUMNS = 3, 4, 2
@@ -70,7 +70,7 @@ def run(kind: str, path: str, steps: int, *, resume: bool) -> None:
     schema = pyarrow.schema([("text", pyarrow.string())]).serialize().to_pybytes()
     job = Job(dimensions=COLUMNS, output_format="parquet", schema=schema) if parquet else JOB
     layout = Layout(job, MODEL)
-    output = FolderWriter(path, "npy", 2 * ROWS, resume=resume) if kind == "folder" else FileWriter(path, resume=resume)
+    output = FileWriter(path, job.output_format, 2 * ROWS if kind == "folder" else None, resume=resume)
     with output:
         output.begin({"a": 1}, layout, resume=resume)
         print(output.texts, end=" ", flush=True)

@@ -28,9 +28,9 @@ def test_a_finished_output_is_replaced_only_when_asked(tmp_path: Path) -> None:
     target = tmp_path / "out.jsonl"
     target.write_text("precious\n")
     with pytest.raises(BulkError, match="--overwrite"):
-        FileWriter(str(target))
+        FileWriter(str(target), "jsonl")
     assert [path.name for path in tmp_path.iterdir()] == ["out.jsonl"]
-    with FileWriter(str(target), overwrite=True):
+    with FileWriter(str(target), "jsonl", overwrite=True):
         assert target.read_text() == "precious\n", "it is replaced at the end"
 
 
@@ -49,7 +49,7 @@ def test_a_run_that_waited_for_another_ones_lock_leaves_its_output(
 
     monkeypatch.setattr(writer, "_lock", renamed_meanwhile)
     with pytest.raises(BulkError, match="--overwrite"):
-        FileWriter(str(target))
+        FileWriter(str(target), "jsonl")
     assert target.read_text() == "the first run's\n"
 
 
@@ -158,7 +158,7 @@ def test_a_value_that_parquet_would_change_names_the_field_and_the_line(tmp_path
 def test_a_damaged_partial_file_is_not_converted(tmp_path: Path) -> None:
     schema = pyarrow.schema([("text", pyarrow.string())]).serialize().to_pybytes()
     layout = Layout(Job(output_format="parquet", schema=schema), load_model())
-    with FileWriter(str(tmp_path / "out.parquet")) as writing:
+    with FileWriter(str(tmp_path / "out.parquet"), "parquet") as writing:
         writing.begin({}, layout, resume=False)
         writing.write(Block(0, 1, texts=1), memoryview(b"no Arrow stream " * 10))
         with pytest.raises(BulkError, match="damaged"):
