@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator
+import itertools
+from collections.abc import Callable, Iterable, Iterator
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +16,7 @@ from embert.engine.prefixes import common_prefix, continue_first
 from embert.engine.tasks import Task
 from embert.engine.tokenization.encoded import Encoded
 
+Key = TypeVar("Key")
 Numbers = npt.NDArray[np.intp]  # of texts, as they were given
 
 
@@ -32,29 +35,40 @@ def encode_batches(
     `budget` is the most tokens of a batch. `progress` is called after each batch with the number of its texts. Raises
     EncoderError if a forward fails.
     """
-    in_flight: tuple[Numbers, object] | None = None
-
-    def finish(numbers: Numbers, ticket: object) -> tuple[Numbers, dict[Task, TaskOutput]]:
-        rows = encoder.wait(ticket)
+    batches = form_batches(encoder, encoded, tasks, budget=budget, dimensions=dimensions, normalize=normalize)
+    for numbers, rows in run_batches(encoder, batches):
         if progress is not None:
             progress(len(numbers))
-        return numbers, rows
+        yield numbers, rows
 
+
+def form_batches(
+    encoder: Encoder, encoded: Encoded, tasks: Task, *, budget: int, dimensions: int, normalize: bool
+) -> Iterator[tuple[Numbers, PackedBatch]]:
+    """Yield the indices of some texts with their batch, until all texts are in one."""
     # Longest first: the largest allocations come first, and a progress bar speeds up instead of slowing down.
     order, starts = by_length(encoded.lengths), cumulative(encoded.lengths)
     shared = (
         0 if encoded.token_types is not None else common_prefix(encoded.ids, encoded.lengths, tasks, encoder.sharing)
     )
     for span in spans(encoded.lengths[order], budget, shared, encoder.batch_tokens):
-        numbers = order[span]
-        batch = packed(gathered(encoded, numbers, starts), dimensions=dimensions, normalize=normalize)
-        ticket = encoder.submit(continue_first(batch, shared).wanting(tasks))
-        # Submit the next batch before waiting for the last one, so that the device is never idle.
+        batch = packed(gathered(encoded, order[span], starts), dimensions=dimensions, normalize=normalize)
+        yield order[span], continue_first(batch, shared).wanting(tasks)
+
+
+def run_batches(
+    encoder: Encoder, batches: Iterable[tuple[Key, PackedBatch] | None]
+) -> Iterator[tuple[Key, dict[Task, TaskOutput]]]:
+    """Yield each key with the rows of its batch. None in place of a batch: wait for the batch before it.
+
+    Submits the next batch before it waits for the last one, so that the device is never idle.
+    """
+    in_flight: tuple[Key, object] | None = None
+    for item in itertools.chain(batches, (None,)):
+        submitted = None if item is None else (item[0], encoder.submit(item[1]))
         if in_flight is not None:
-            yield finish(*in_flight)
-        in_flight = numbers, ticket
-    if in_flight is not None:
-        yield finish(*in_flight)
+            yield in_flight[0], encoder.wait(in_flight[1])
+        in_flight = submitted
 
 
 def by_length(lengths: npt.NDArray[np.int32]) -> Numbers:

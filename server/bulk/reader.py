@@ -1,4 +1,4 @@
-"""Input files as chunks of rows: lines of text or JSON, and tables, which pyarrow reads.
+"""Input files as chunks of rows: lines of text, JSON or CSV, and Parquet, which pyarrow reads.
 
 The rows of a chunk depend on the input and the job alone, so a resumed run makes the same chunks.
 """
@@ -12,17 +12,19 @@ import gzip
 import hashlib
 import io
 import itertools
+import json
 import os
 import stat
 import sys
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
+import orjson
 
 from embert.server.bulk.job import MAX_ROW_BYTES, BulkError, InputFormat, Job, RowRange, require_pyarrow
 
@@ -32,7 +34,7 @@ _FORMATS: dict[str, InputFormat] = {
     ".jsonl": "jsonl", ".ndjson": "jsonl", ".csv": "csv", ".tsv": "tsv", ".parquet": "parquet", ".pq": "parquet",
 }  # fmt: skip
 _READ_BYTES = 1 << 20
-_BATCH_ROWS = 1024
+_PIECE_LINES, _PIECE_ROWS = 256, 1024
 _BOM = b"\xef\xbb\xbf"
 
 
@@ -44,18 +46,16 @@ def expand(names: Sequence[str], output: str | None = None) -> list[str]:
     """
     files = []
     for name in names:
-        if name == STANDARD_INPUT:
-            files.append(name)
-        elif not glob.has_magic(name) or Path(name).exists():
+        if name == STANDARD_INPUT or not glob.has_magic(name) or Path(name).exists():
             if _is_written(name, output):
                 raise BulkError(f"{name} is part of the output: a run cannot read what it writes")
             files.append(name)
-        else:
-            matches = glob.glob(name, recursive=True)  # noqa: PTH207 - the name may be absolute
-            matches = sorted(match for match in matches if Path(match).is_file() and not _is_written(match, output))
-            if not matches:
-                raise BulkError(f"no file matches {name}" + (f" outside of {output}" if output else ""))
-            files += matches
+            continue
+        matches = glob.glob(name, recursive=True)  # noqa: PTH207 - the name may be absolute
+        matches = [match for match in sorted(matches) if Path(match).is_file() and not _is_written(match, output)]
+        if not matches:
+            raise BulkError(f"no file matches {name}" + (f" outside of {output}" if output else ""))
+        files += matches
     if files.count(STANDARD_INPUT) > 1:
         raise BulkError("standard input (-) can be read once only")
     if STANDARD_INPUT in files and sys.stdin is None:
@@ -87,14 +87,10 @@ def input_format(files: Sequence[str], override: InputFormat | None) -> InputFor
     """The format of all files. Raises BulkError where their names mean several formats, or one that is not read."""
     if override is not None:
         return override
-    formats: dict[InputFormat, str] = {}
-    for file in files:
-        formats.setdefault(_format(file), file)
+    formats = {_format(file): file for file in reversed(files)}
     if len(formats) > 1:
-        examples = " and ".join(f"{file} ({format_})" for format_, file in formats.items())
-        raise BulkError(
-            f"all files of a run must have one format, found {examples}; --input-format overrides the names"
-        )
+        examples = " and ".join(f"{file} ({format_})" for format_, file in reversed(formats.items()))
+        raise BulkError(f"all files of a run must have one format, found {examples}; --input-format gives it")
     return next(iter(formats))
 
 
@@ -117,8 +113,8 @@ def _open_bytes(file: str) -> BinaryIO:
             descriptor = sys.stdin.fileno()
             if os.isatty(descriptor):
                 sys.stderr.write("embert: reading from the terminal; Ctrl-D ends the input\n")
-            # Unbuffered: a thread that waits for input would hold the buffer's lock at the end of the process.
-            return open(descriptor, "rb", buffering=0, closefd=False)
+            # Not sys.stdin: a thread that waits for input would hold its lock at the end of the process.
+            return open(descriptor, "rb", closefd=False)
         except (OSError, AttributeError):
             return sys.stdin.buffer
     suffix = Path(file).suffix.lower()
@@ -128,7 +124,7 @@ def _open_bytes(file: str) -> BinaryIO:
         pyarrow = require_pyarrow("pyarrow", f"{file}: zstd")
         with Path(file).open("rb"):  # pyarrow's error does not name a folder
             pass
-        return cast("BinaryIO", pyarrow.CompressedInputStream(pyarrow.OSFile(file), "zstd"))
+        return cast("BinaryIO", io.BufferedReader(pyarrow.CompressedInputStream(pyarrow.OSFile(file), "zstd")))
     return Path(file).open("rb")
 
 
@@ -146,19 +142,13 @@ class _Piece(NamedTuple):
 
     file: str
     first: int  # number of the first row
-    content: Any  # memoryview of lines, or an Arrow batch
+    rows: Any  # list of lines, or an Arrow batch
     ends: npt.NDArray[np.int64]  # bytes up to the end of each row
 
     def split(self, rows: int) -> tuple[_Piece, _Piece]:
-        end = int(self.ends[rows - 1])
-        if isinstance(self.content, memoryview):
-            head, rest = self.content[:end], self.content[end:]
-        else:
-            head, rest = self.content.slice(0, rows), self.content.slice(rows)
-        return (
-            _Piece(self.file, self.first, head, self.ends[:rows]),
-            _Piece(self.file, self.first + rows, rest, self.ends[rows:] - end),
-        )
+        head, rest = self.ends[:rows], self.ends[rows:] - self.ends[rows - 1]
+        first = self.first + rows
+        return self._replace(rows=self.rows[:rows], ends=head), _Piece(self.file, first, self.rows[rows:], rest)
 
 
 class Reader(ABC):
@@ -166,9 +156,10 @@ class Reader(ABC):
 
     unit = "row"
     total: int | None = None  # rows of all files, if known
-    schema: Any = None  # Arrow schema of the columns of a table
+    schema: Any = None  # Arrow schema of the columns of Parquet
 
     def __init__(self, files: Sequence[str], job: Job) -> None:
+        """Check that all files can be read. Raises OSError, BulkError for a column that is missing or not strings."""
         self._files, self._job = files, job
         self._hash = hashlib.sha256()
         self._pieces = self._read()
@@ -196,7 +187,7 @@ class Reader(ABC):
             rows, size = rows + len(taken.ends), size + int(taken.ends[-1])
         if not pieces:
             return None
-        payload = self._payload([piece.content for piece in pieces])
+        payload = self._payload([piece.rows for piece in pieces])
         self._hash.update(payload)
         ranges = tuple(RowRange(_display_name(each.file), each.first, len(each.ends), self.unit) for each in pieces)
         return Chunk(payload, rows, ranges, self._hash.hexdigest())
@@ -212,9 +203,17 @@ class Reader(ABC):
             rows += chunk.rows
             yield chunk
 
-    def close(self) -> None:
-        """Close the current file. No thread may be reading."""
-        self._pieces.close()
+    def peek(self, min_rows: int) -> bytes | memoryview:
+        """The first rows, without consuming them: `min_rows`, or 1 MB, and a few more."""
+        pieces = self._pending
+        while (
+            sum(len(piece.ends) for piece in pieces) < min_rows
+            and sum(piece.ends[-1] for piece in pieces) < _READ_BYTES
+        ):
+            if (piece := next(self._pieces, None)) is None:
+                break
+            pieces.append(piece)
+        return self._payload([piece.rows for piece in pieces])
 
     @property
     def name(self) -> str:
@@ -222,177 +221,133 @@ class Reader(ABC):
         more = f" and {len(self._files) - 1} more files" if len(self._files) > 1 else ""
         return f"{_display_name(self._files[0])}{more}"
 
-    @abstractmethod
-    def _read(self) -> Generator[_Piece, None, None]: ...
+    def _read(self) -> Iterator[_Piece]:
+        for file in self._files:
+            first = 1
+            for rows, ends in self._rows(file):
+                yield _Piece(file, first, rows, ends)
+                first += len(ends)
+
+    def _select(self, file: str, available: Sequence[str]) -> list[str]:
+        """The columns to read: the kept ones and the text's. Raises BulkError where the file does not have them."""
+        kept = self._job.kept_columns
+        names = list(dict.fromkeys([*(available if kept is None else kept), self._job.column]))
+        for name in names:
+            if (count := available.count(name)) != 1:
+                option = "--column" if name == self._job.column else "--keep"
+                has = f"{count} columns" if count else "no column"
+                known = ", ".join(available) or "none"
+                raise BulkError(f"{_display_name(file)} has {has} {name!r}; {option} names one of its columns: {known}")
+        return names
 
     @abstractmethod
-    def _payload(self, contents: list[Any]) -> bytes | memoryview: ...
+    def _rows(self, file: str) -> Iterator[tuple[Any, npt.NDArray[np.int64]]]:
+        """Consecutive rows, and the bytes up to the end of each."""
+
+    @abstractmethod
+    def _payload(self, pieces: list[Any]) -> bytes | memoryview: ...
 
 
 class LineReader(Reader):
-    """Files of lines."""
-
-    unit = "line"
+    """Files of lines of text or JSON. A record of CSV becomes a line of JSON, whose values are strings."""
 
     def __init__(self, files: Sequence[str], job: Job) -> None:
-        """Check that all files can be opened. Raises OSError and BulkError."""
         super().__init__(files, job)
+        self._delimiter = {"csv": ",", "tsv": "\t"}.get(job.input_format)
+        self.unit = "row" if self._delimiter else "line"
         for file in files:
             if file != STANDARD_INPUT:
                 _open_bytes(file).close()
+                if self._delimiter:
+                    next(self._rows(file), None)
 
-    def peek(self, max_lines: int) -> bytes:
-        """The first lines, without consuming them: at most `max_lines`, and about 1 MB."""
-        while (
-            sum(len(piece.ends) for piece in self._pending) < max_lines
-            and sum(len(piece.content) for piece in self._pending) < _READ_BYTES
-            and (piece := next(self._pieces, None))
-        ):
-            self._pending.append(piece)
-        return b"".join(
-            itertools.islice((line for piece in self._pending for line in io.BytesIO(piece.content)), max_lines)
-        )
+    def _rows(self, file: str) -> Iterator[tuple[Any, npt.NDArray[np.int64]]]:
+        with contextlib.closing(_open_bytes(file)) as stream, _errors_named(file):
+            source = self._records(stream, file) if self._delimiter else _lines(stream)
+            lines: list[bytes] = []
+            for line in source:
+                lines.append(line)
+                if len(lines) == _PIECE_LINES or len(line) > _READ_BYTES:
+                    yield lines, np.cumsum([len(line) for line in lines])
+                    lines = []
+            if lines:
+                yield lines, np.cumsum([len(line) for line in lines])
 
-    def _payload(self, contents: list[Any]) -> bytes | memoryview:
-        return contents[0] if len(contents) == 1 else b"".join(contents)
+    def _payload(self, pieces: list[Any]) -> bytes | memoryview:
+        return b"".join(itertools.chain.from_iterable(pieces))
 
-    def _read(self) -> Generator[_Piece, None, None]:
-        for file in self._files:
-            first = 1
-            with contextlib.closing(_open_bytes(file)) as stream:
-                for lines in _whole_lines(stream, file):
-                    ends = np.flatnonzero(np.frombuffer(lines, np.uint8) == 10) + 1
-                    yield _Piece(file, first, memoryview(lines), ends)
-                    first += len(ends)
-
-
-def _whole_lines(stream: BinaryIO, file: str) -> Iterator[bytes]:
-    """Some lines at a time, as soon as there are any. Of a line over the limit, the parser gets only that it is."""
-    kept: list[bytes] = []  # of an unfinished line
-    in_long_line, size = False, 0
-    with _errors_named(file):
-        read = getattr(stream, "read1", stream.read)
-        data = bytes(read(_READ_BYTES)).removeprefix(_BOM)
-        while data := data or bytes(read(_READ_BYTES)):
-            if in_long_line:
-                _, newline, data = data.partition(b"\n")
-                in_long_line = not newline
-                continue
-            end = data.rfind(b"\n") + 1
-            if end:
-                yield b"".join((*kept, data[:end]))
-                kept, size = [], 0
-            kept.append(data[end:])
-            size += len(kept[-1])
-            if size > MAX_ROW_BYTES:
-                yield b"".join(kept)[: MAX_ROW_BYTES + 1] + b"\n"
-                kept, size, in_long_line = [], 0, True
-            data = b""
-        if size:
-            yield b"".join((*kept, b"\n"))
+    def _records(self, stream: BinaryIO, file: str) -> Iterator[bytes]:
+        row = 0
+        csv.field_size_limit(MAX_ROW_BYTES)
+        # A byte that is not UTF-8 is a surrogate on the way.
+        with io.TextIOWrapper(cast("io.BufferedReader", stream), "utf-8-sig", "surrogateescape", newline="") as text:
+            records = csv.reader(iter(lambda: text.readline(MAX_ROW_BYTES + 1), ""), delimiter=self._delimiter or ",")
+            try:
+                names = next(filter(None, records), [])
+                wanted = self._select(file, names) if names else []
+                for record in records:
+                    if not record and len(names) > 1:
+                        continue
+                    values = record or [""]  # a record of one column may be empty
+                    row += 1
+                    if len(values) != len(names):
+                        count = f"{len(values)} values, and the header has {len(names)}"
+                        raise BulkError(f"{_display_name(file)} row {row} has {count}")
+                    fields = dict(zip(names, values, strict=True))
+                    fields = {name: fields[name] for name in wanted}
+                    try:
+                        yield orjson.dumps(fields, option=orjson.OPT_APPEND_NEWLINE)
+                    except TypeError:  # surrogates
+                        yield json.dumps(fields, ensure_ascii=False).encode("utf-8", "surrogateescape") + b"\n"
+            except csv.Error as error:
+                raise BulkError(f"{_display_name(file)} cannot be read after row {row}: {error}") from None
 
 
-class TableReader(Reader):
-    """CSV and Parquet files: the text's column and those that are kept."""
+def _lines(stream: BinaryIO) -> Iterator[bytes]:
+    """Lines, each with its end. Of a line over the limit, the parser gets only that it is."""
+    bom = _BOM
+    while line := stream.readline(MAX_ROW_BYTES + 2):
+        has_end = line.endswith(b"\n")
+        if line := line.removeprefix(bom):
+            yield line if has_end else line[: MAX_ROW_BYTES + 1] + b"\n"
+        while not has_end and (rest := stream.readline(_READ_BYTES)):
+            has_end = rest.endswith(b"\n")
+        bom = b""
+
+
+class ParquetReader(Reader):
+    """Parquet files: the text's column and those that are kept."""
 
     def __init__(self, files: Sequence[str], job: Job) -> None:
-        """Check the schemas of all files. Raises OSError, BulkError for a column that is missing or not strings."""
-        self._pa = require_pyarrow("pyarrow", job.input_format)
         super().__init__(files, job)
-        self._delimiter = "\t" if job.input_format == "tsv" else ","
-        self._opened: dict[str, tuple[Any, list[str]]] = {}  # standard input can be opened once only
+        self._pa = require_pyarrow("pyarrow", "parquet")
+        self.total = 0
         for file in files:
-            if job.input_format == "parquet":
-                with self._open_parquet(file) as parquet:
-                    self.total = (self.total or 0) + parquet.metadata.num_rows
-                    self._check(file, parquet.schema_arrow)
-            else:
-                stream, names = self._open_csv(file)
-                if file == STANDARD_INPUT:
-                    self._opened[file] = stream, names
-                else:
-                    stream.close()
-                if names:  # an empty file has no header, and no rows
-                    self._check(file, self._pa.schema([(name, self._pa.string()) for name in names]))
-        if self.schema is None:  # empty CSV files: the output has the requested columns
-            names = [*dict.fromkeys([*(job.kept_columns or ()), job.column])]
-            self.schema = self._pa.schema([(name, self._pa.string()) for name in names])
+            with self._open(file) as parquet:
+                self.total += parquet.metadata.num_rows
+                self._check(file, parquet.schema_arrow)
 
-    def _payload(self, contents: list[Any]) -> bytes | memoryview:
-        sink = self._pa.BufferOutputStream()
-        with self._pa.ipc.new_stream(sink, self.schema) as stream:
-            stream.write_batch(contents[0] if len(contents) == 1 else self._pa.concat_batches(contents))
-        return memoryview(sink.getvalue())
+    def _check(self, file: str, schema: Any) -> None:
+        """Require that a file has the columns, and that they have the first file's types."""
+        pa = self._pa
+        texts = pa.string(), pa.large_string(), pa.binary(), pa.large_binary()
+        plain_types = {pa.string_view(): pa.string(), pa.binary_view(): pa.binary()}
+        columns = []
+        for name in self._select(file, schema.names):
+            type_ = schema.field(name).type
+            plain = type_.value_type if pa.types.is_dictionary(type_) else plain_types.get(type_, type_)
+            if name == self._job.column and plain not in texts:
+                raise BulkError(f"{file}: column {name!r} is {type_}, not strings; --column names another")
+            columns.append((name, plain))
+        self.schema = self.schema or pa.schema(columns)
+        for name, type_ in columns:
+            if (expected := self.schema.field(name).type) != type_:
+                raise BulkError(f"{file}: column {name!r} is {type_}, and it is {expected} in {self._files[0]}")
+        if self.schema.names != [name for name, _ in columns]:
+            raise BulkError(f"{file}: its columns are not those of {self._files[0]}; --keep names the columns to keep")
 
-    def _read(self) -> Generator[_Piece, None, None]:
-        read = self._parquet if self._job.input_format == "parquet" else self._csv
-        text, schema = self._job.column, self.schema
-        compute = require_pyarrow("pyarrow.compute", self._job.input_format)
-        for file in self._files:
-            row = 1
-            try:
-                for batch in read(file):
-                    columns = [batch.column(name).cast(schema.field(name).type) for name in schema.names]
-                    conformed = self._pa.RecordBatch.from_arrays(columns, schema=schema)
-                    sizes = compute.fill_null(compute.binary_length(conformed.column(text)), 0)
-                    ends = np.cumsum(sizes.to_numpy(zero_copy_only=False), dtype=np.int64)
-                    if rows := len(ends):
-                        others = conformed.nbytes - conformed.column(text).nbytes  # spread over the rows
-                        ends += np.arange(1, rows + 1) * others // rows
-                        yield _Piece(file, row, conformed, ends)
-                    row += rows
-            except (self._pa.ArrowException, OSError) as error:  # pyarrow raises both for damaged files
-                after = f" after row {row - 1}" if row > 1 else ""
-                raise BulkError(f"{_display_name(file)} cannot be read{after}: {error}") from None
-
-    def _parquet(self, file: str) -> Iterator[Any]:
-        with self._open_parquet(file) as parquet:
-            for group in range(parquet.num_row_groups):
-                metadata = parquet.metadata.row_group(group)
-                row_bytes = metadata.total_byte_size // max(1, metadata.num_rows)
-                yield from parquet.iter_batches(
-                    batch_size=max(1, min(_BATCH_ROWS, MAX_ROW_BYTES // max(1, row_bytes))),
-                    row_groups=[group],
-                    columns=self.schema.names,
-                    use_threads=False,
-                )
-
-    def _csv(self, file: str) -> Iterator[Any]:
-        reading, names = require_pyarrow("pyarrow.csv", "CSV"), self.schema.names
-        stream, header = self._opened.get(file) or self._open_csv(file)
-        with contextlib.closing(stream):
-            rest = stream.peek(1) if header else b""  # pyarrow refuses a file without rows
-            if not rest:
-                return
-            with reading.open_csv(
-                stream,
-                # A row must fit into what is read at once.
-                read_options=reading.ReadOptions(use_threads=False, block_size=MAX_ROW_BYTES, column_names=header),
-                parse_options=reading.ParseOptions(
-                    delimiter=self._delimiter,
-                    newlines_in_values=True,
-                    ignore_empty_lines=len(header) > 1,  # a record of one column may be empty
-                ),
-                # A CSV file has no types: nothing is guessed from the first rows that later ones could disprove.
-                convert_options=reading.ConvertOptions(
-                    include_columns=names, column_types=dict.fromkeys(names, self._pa.string()), check_utf8=False
-                ),
-            ) as batches:
-                yield from batches
-
-    def _open_csv(self, file: str) -> tuple[Any, list[str]]:
-        """A CSV file after its header, and the names of its columns. Raises BulkError."""
-        stream = io.BufferedReader(cast("io.RawIOBase", _open_bytes(file)), _READ_BYTES)
-        with _errors_named(file):
-            lines = iter(lambda: stream.readline(_READ_BYTES).decode("utf-8-sig", "replace"), "")
-            try:
-                header = next(filter(None, csv.reader(lines, delimiter=self._delimiter)), [])
-            except csv.Error as error:
-                raise BulkError(f"{_display_name(file)} has no header of a CSV file: {error}") from None
-        return stream, header
-
-    def _open_parquet(self, file: str) -> Any:
-        parquet = require_pyarrow("pyarrow.parquet", "Parquet")
+    def _open(self, file: str) -> Any:
+        parquet = require_pyarrow("pyarrow.parquet", "parquet")
         if file == STANDARD_INPUT:
             raise BulkError("Parquet cannot be read from standard input; give the file's name")
         with Path(file).open("rb"):  # Python's error names the file
@@ -403,34 +358,27 @@ class TableReader(Reader):
         except (self._pa.ArrowException, OSError) as error:
             raise BulkError(f"{file} cannot be read: {error}") from None
 
-    def _check(self, file: str, schema: Any) -> None:
-        """Require that a file has the columns, and that they have the first file's types."""
-        types, pa, job = self._pa.types, self._pa, self._job
-        file = _display_name(file)
-        fields = []
-        for name in dict.fromkeys([*(schema.names if job.kept_columns is None else job.kept_columns), job.column]):
-            count = schema.names.count(name)
-            if count != 1:
-                option = "--column" if name == job.column else "--keep"
-                has = f"{count} columns" if count else "no column"
-                known = ", ".join(schema.names) or "none"
-                raise BulkError(f"{file} has {has} {name!r}; {option} names one of its columns: {known}")
-            type_ = schema.field(name).type
-            plain = type_.value_type if types.is_dictionary(type_) else type_
-            if str(plain).endswith("_view"):
-                plain = pa.string() if str(plain) == "string_view" else pa.binary()
-            if name == job.column and plain not in (pa.string(), pa.large_string(), pa.binary(), pa.large_binary()):
-                raise BulkError(f"{file}: column {name!r} is {type_}, not strings; --column names another")
-            fields.append(pa.field(name, plain))
-        columns = pa.schema(fields)
-        if self.schema is None:
-            self.schema = columns
-        elif columns != self.schema:
-            expected, actual = next((a, b) for a, b in zip(self.schema, columns, strict=False) if a != b)
-            raise BulkError(
-                f"{file}: column {actual.name!r} is {actual.type}, and {expected.name!r} is {expected.type} in "
-                f"{_display_name(self._files[0])}; all files of a run must have the same columns"
-            )
+    def _rows(self, file: str) -> Iterator[tuple[Any, npt.NDArray[np.int64]]]:
+        compute = require_pyarrow("pyarrow.compute", "parquet")
+        with self._open(file) as parquet:
+            metadata = parquet.metadata
+            size = sum(metadata.row_group(group).total_byte_size for group in range(metadata.num_row_groups))
+            batch_rows = max(1, min(_PIECE_ROWS, MAX_ROW_BYTES * metadata.num_rows // max(1, size)))
+            try:
+                for batch in parquet.iter_batches(batch_rows, columns=self.schema.names, use_threads=False):
+                    batch = batch.select(self.schema.names).cast(self.schema)
+                    text = batch.column(self._job.column)
+                    lengths = compute.fill_null(compute.binary_length(text), 0).to_numpy(zero_copy_only=False)
+                    others = np.arange(1, len(lengths) + 1) * (batch.nbytes - text.nbytes) // max(1, len(lengths))
+                    yield batch, np.cumsum(lengths, dtype=np.int64) + others  # spread over the rows
+            except (self._pa.ArrowException, OSError) as error:  # pyarrow raises both for damaged files
+                raise BulkError(f"{file} cannot be read: {error}") from None
+
+    def _payload(self, pieces: list[Any]) -> bytes | memoryview:
+        sink = self._pa.BufferOutputStream()
+        with self._pa.ipc.new_stream(sink, self.schema) as stream:
+            stream.write_batch(self._pa.concat_batches(pieces))
+        return memoryview(sink.getvalue())
 
 
 @contextlib.contextmanager
@@ -446,4 +394,4 @@ def _errors_named(file: str) -> Iterator[None]:
 
 def open_input(files: Sequence[str], job: Job) -> Reader:
     """The reader of files of the job's format. Raises OSError and BulkError as the readers do."""
-    return (LineReader if job.input_format in ("text", "jsonl") else TableReader)(files, job)
+    return (ParquetReader if job.input_format == "parquet" else LineReader)(files, job)

@@ -1,7 +1,8 @@
-"""Rows of a block: parsed from its bytes, and formatted as JSON lines, an array, or an Arrow stream for Parquet."""
+"""Rows of a block: parsed from its bytes, and formatted as JSON lines or an Arrow stream for Parquet."""
 
 from __future__ import annotations
 
+import contextlib
 import io
 import itertools
 import json
@@ -19,9 +20,10 @@ from embert.engine.batch import TaskOutput
 from embert.engine.options import output_width
 from embert.engine.tasks import Task
 from embert.server.bulk.job import MAX_ROW_BYTES, BulkError, Job, require_pyarrow
+from embert.server.bulk.reader import Reader
 
 _MANY_DIGITS = re.compile(rb"\d{19}")  # of an integer over 64 bits; strings and fractions may have them too
-_JSON_TYPES = {bool: "a boolean", int: "a number", float: "a number", list: "a list", dict: "an object"}
+_JSON_TYPES = {bool: "a boolean", list: "a list", dict: "an object", type(None): "null"}  # and numbers
 _TOO_LONG = f"has more than {MAX_ROW_BYTES} bytes, which is the limit"
 
 
@@ -59,7 +61,7 @@ class ColumnError(Exception):
 
 def parse(job: Job, payload: bytes | memoryview) -> ParsedRows:
     """Parse the bytes of a block."""
-    if job.input_format not in ("text", "jsonl"):
+    if job.input_format == "parquet":
         return _parse_table(job, payload)
     if len(payload) > MAX_ROW_BYTES + 1:  # then it is one line
         return ParsedRows([], [], {0: _TOO_LONG})
@@ -98,67 +100,42 @@ def _parse_json_lines(job: Job, payload: bytes) -> ParsedRows:
             row: Any = orjson.loads(line)
             text: Any = row[job.column]
         except (ValueError, TypeError, LookupError):
-            row = text = None
-        reason = ""
+            text = None
         if not isinstance(text, str):
-            if not line.strip():
-                continue
-            reason = _invalid(line, job.column)
-        elif _MANY_DIGITS.search(line):
-            reason = _large_integer(job, line, row)
-        if reason:
-            parsed.invalid[number] = reason
+            if line.strip():
+                parsed.invalid[number] = _invalid(job, line)
             continue
+        if _MANY_DIGITS.search(line):  # orjson would round an integer of more than 64 bits
+            row = json.loads(line)
         parsed.texts.append(text)
         rows.append(number)
         content.append(row)
     return parsed
 
 
-def _large_integer(job: Job, line: bytes, row: Mapping[str, Any]) -> str:
-    """The error for a kept field with an integer that orjson has rounded to a float of 64 bits, or ""."""
-    exact = json.loads(line)
-    for name in exact if job.kept_columns is None else job.kept_columns:
-        if exact.get(name) != row.get(name):
-            return f"field {name!r} has an integer of more than 64 bits, which the output would round"
-    return ""
-
-
-def _invalid(line: bytes, name: str) -> str:
+def _invalid(job: Job, line: bytes) -> str:
     """The error for a line of JSON without a text."""
+    name = job.column
     try:
         row = orjson.loads(line)
     except ValueError as error:
-        return f"is not JSON: {error}"
+        return f"is not JSON: {error}" if job.input_format == "jsonl" else "is not UTF-8"
     if not isinstance(row, dict):
         return f"is {_JSON_TYPES.get(type(row), 'a value')}, not an object with the field {name!r}"
     if name not in row:
         return f"has no field {name!r}; it has {', '.join(row) or 'no field'}; --column names another"
-    if row[name] is None:
-        return f"field {name!r} is null"
-    return f"field {name!r} is {_JSON_TYPES[type(row[name])]}, not a string"
+    return f"field {name!r} is {_JSON_TYPES.get(type(row[name]), 'a number')}, not a string"
 
 
 def _parse_table(job: Job, payload: bytes | memoryview) -> ParsedRows:
-    pa = require_pyarrow("pyarrow", job.input_format)
+    pa = require_pyarrow("pyarrow", "parquet")
     batch = pa.ipc.open_stream(payload).read_next_batch()
-    try:
-        batch.validate(full=True)
-        is_utf8 = True
-    except pa.ArrowInvalid:  # a column of strings is not UTF-8: decode row by row
-        is_utf8 = False
-    column, rows = batch.column(job.column), batch.num_rows
-    is_text = column.type in (pa.string(), pa.large_string())
-    if is_text and is_utf8 and not column.null_count and len(payload) <= MAX_ROW_BYTES:
-        return ParsedRows(column.to_pylist(), range(rows), content=batch)
+    column = batch.column(job.column)
+    if column.type in (pa.string(), pa.large_string()) and not column.null_count and len(payload) <= MAX_ROW_BYTES:
+        with contextlib.suppress(UnicodeDecodeError):
+            return ParsedRows(column.to_pylist(), range(batch.num_rows), content=batch)
     parsed = _decoded(column.cast(pa.large_binary()).to_pylist(), f"column {job.column!r} is null")
-    if not is_utf8:
-        for name, other in zip(batch.schema.names, batch.columns, strict=True):
-            if name != job.column and other.type in (pa.string(), pa.large_string()):
-                reasons = _decoded(other.cast(pa.large_binary()).fill_null(b"").to_pylist()).invalid
-                parsed.invalid |= {row: f"column {name!r} {reason}" for row, reason in reasons.items()}
-    parsed.content = batch.take(np.array(parsed.rows, np.int64)) if len(parsed.rows) < rows else batch
-    parsed.drop(parsed.invalid)
+    parsed.content = batch.take(np.array(parsed.rows, np.int64)) if parsed.invalid else batch
     return parsed
 
 
@@ -171,22 +148,28 @@ def _as_text(value: Any) -> str:
     return pybase64.b64encode(value).decode() if isinstance(value, bytes) else str(value)
 
 
-def json_lines(job: Job, parsed: ParsedRows, outputs: Iterable[Mapping[str, Any]]) -> Iterator[bytes]:
-    """One line for each text. Raises ColumnError where a kept value has a name of the output."""
+def json_lines(job: Job, parsed: ParsedRows, outputs: Iterable[dict[str, Any]]) -> Iterator[bytes]:
+    """One line for each text. Raises ColumnError for a kept value that has a name of the output, or is too large."""
+    for row, kept, output in zip(parsed.rows, _kept_values(job, parsed), outputs, strict=True):
+        for name in kept.keys() & output.keys():
+            raise ColumnError(row, f"has a field {name!r}, which is a name of the output; name others with --keep")
+        try:
+            yield json_line(kept | output)
+        except TypeError as error:
+            raise ColumnError(row, f"cannot be written as JSON: {error}") from None
+
+
+def _kept_values(job: Job, parsed: ParsedRows) -> Iterable[dict[str, Any]]:
     names, values = job.kept_columns, parsed.content
     if values is None:
-        values = ({job.column: text} for text in parsed.texts)
-    elif isinstance(values, list):
-        values = values if names is None else ({name: row.get(name) for name in names} for row in values)
-    else:
-        values = (values if names is None else values.select(list(names))).to_pylist()
-        if values and isinstance(values[0].get(job.column), bytes):
-            values = (row | {job.column: text} for row, text in zip(values, parsed.texts, strict=True))
-    for row, kept, output in zip(parsed.rows, values, outputs, strict=True):
-        if not kept.keys().isdisjoint(job.vector_columns):
-            name = next(name for name in job.vector_columns if name in kept)
-            raise ColumnError(row, f"has a field {name!r}, which is a name of the output; name others with --keep")
-        yield json_line(kept | output)
+        return ({job.column: text} for text in parsed.texts)
+    if isinstance(values, list):
+        return values if names is None else ({name: row.get(name) for name in names} for row in values)
+    rows: list[dict[str, Any]] = (values if names is None else values.select(list(names))).to_pylist()
+    if names is None or job.column in names:  # where it may be of bytes
+        for row, text in zip(rows, parsed.texts, strict=True):
+            row[job.column] = text
+    return rows
 
 
 class Layout:
@@ -253,58 +236,56 @@ class Layout:
         )
 
     def _kept_columns(self, parsed: ParsedRows) -> list[Any]:
-        columns, names = [], set(self.kept_schema.names)
-        for kept in self.kept_schema:
-            if kept.name == self._job.column:
-                columns.append(self._pa.array(parsed.texts, kept.type))
-            elif isinstance(parsed.content, list):
-                columns.append(self._json_column(kept, parsed))
-            else:
-                columns.append(parsed.content.column(kept.name).cast(kept.type))
-        if isinstance(parsed.content, list) and self._job.kept_columns is None:
-            for row, values in zip(parsed.rows, parsed.content, strict=True):
-                for name in values.keys() - names:
-                    raise ColumnError(
-                        row, f"has a field {name!r}, which the first lines have not; name the fields with --keep"
-                    )
-        return columns
-
-    def _json_column(self, kept: Any, parsed: ParsedRows) -> Any:
-        values = [row.get(kept.name) for row in parsed.content]
-
-        def column_of(values: list[Any]) -> tuple[Any, str]:
-            """The column, or the reason why there is none."""
+        columns, job = parsed.content, self._job
+        if isinstance(columns, list):
+            others = [name for name in self.kept_schema.names if name != job.column]
+            rows = [
+                {name: row.get(name) for name in (row if job.kept_columns is None else others) if name != job.column}
+                for row in columns
+            ]
             try:
-                column = self._pa.array(values, kept.type)
-            except (self._pa.ArrowException, OverflowError) as error:
-                return None, str(error)
-            # pyarrow truncates fractions, and drops fields that a struct does not have.
-            return column, "" if all(map(unchanged, values, column.to_pylist())) else "it would change"
+                columns = self._json_columns(rows) if any(rows) else {}
+            except (self._pa.ArrowException, TypeError):
+                for row, values in zip(parsed.rows, rows, strict=True):
+                    self._check_values(row, values)
+                raise
+        return [
+            self._pa.array(parsed.texts, kept.type) if kept.name == job.column else columns[kept.name].cast(kept.type)
+            for kept in self.kept_schema
+        ]
 
-        column, error = column_of(values)
-        if error:
-            row, value = next(pair for pair in zip(parsed.rows, values, strict=True) if column_of([pair[1]])[1])
-            raise ColumnError(
-                row,
-                f"field {kept.name!r} is not {kept.type}, as in the first lines, so it cannot be a column of a "
-                f"Parquet file: {column_of([value])[1]}: {orjson.dumps(value).decode()[:80]}",
-            )
-        return column
+    def _json_columns(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
+        """The values of objects, which must have the columns' types and no other names."""
+        json_reader = require_pyarrow("pyarrow.json", "Parquet")
+        lines = b"".join(map(json_line, rows))
+        table = json_reader.read_json(
+            self._pa.BufferReader(lines),
+            json_reader.ReadOptions(use_threads=False, block_size=len(lines) + 1),
+            json_reader.ParseOptions(explicit_schema=self.kept_schema, unexpected_field_behavior="error"),
+        )
+        return {name: table[name].combine_chunks() for name in table.column_names}
+
+    def _check_values(self, row: int, values: dict[str, Any]) -> None:
+        for name, value in values.items():
+            try:
+                self._json_columns([{name: value}])
+            except (self._pa.ArrowException, TypeError) as error:
+                raise ColumnError(row, f"field {name!r} does not fit the columns of the first lines: {error}") from None
 
     def _vector_columns(self, vectors: TaskOutput) -> list[Any]:
         """The vectors' columns, without a copy."""
         pa, types = self._pa, [self.schema.field(name).type for name in self._job.vector_columns]
         values = pa.array(np.ascontiguousarray(vectors.values, np.float32).reshape(-1))
         if self._job.task == Task.EMBED:
-            return [pa.Array.from_buffers(types[0], len(vectors.values), [None], children=[values])]
-        offsets = pa.py_buffer(np.ascontiguousarray(vectors.offsets, np.int32))
+            return [pa.FixedSizeListArray.from_arrays(values, type=types[0])]
+        columns = [values]
         if self._job.task == Task.SPARSE:
-            children = [pa.array(np.ascontiguousarray(vectors.indices, np.int32)), values]
+            columns.insert(0, pa.array(np.ascontiguousarray(vectors.indices, np.int32)))
         else:
-            children = [pa.Array.from_buffers(types[0].value_type, len(vectors.values), [None], children=[values])]
+            columns = [pa.FixedSizeListArray.from_arrays(values, type=types[0].value_type)]
+        offsets = pa.array(np.ascontiguousarray(vectors.offsets, np.int32))
         return [
-            pa.Array.from_buffers(type_, vectors.sequences, [None, offsets], children=[child])
-            for type_, child in zip(types, children, strict=True)
+            pa.ListArray.from_arrays(offsets, column, type=type_) for type_, column in zip(types, columns, strict=True)
         ]
 
 
@@ -317,32 +298,17 @@ def _json_vectors(task: Task, vectors: TaskOutput) -> Iterator[dict[str, Any]]:
     return ({"embedding": vector} for vector in vectors.values)
 
 
-def unchanged(value: Any, stored: Any) -> bool:
-    """True if a column stores a value of JSON as it is; a field that an object lacks is null there."""
-    if isinstance(value, dict) and isinstance(stored, dict):
-        return value.keys() <= stored.keys() and all(unchanged(value.get(name), item) for name, item in stored.items())
-    if isinstance(value, list) and isinstance(stored, list):
-        return len(value) == len(stored) and all(map(unchanged, value, stored))
-    return bool(value == stored) and isinstance(value, bool) == isinstance(stored, bool)
+def kept_schema(job: Job, source: Reader | None) -> Any:
+    """The schema of the kept columns. Fields of lines have the types of the first lines, or strings where all are null.
 
-
-def input_schema(job: Job, table_schema: Any) -> Any:
-    """The schema of the kept columns of a table; of lines of text (None), the texts."""
+    Raises BulkError for a field that has several types, or is not there.
+    """
     pa = require_pyarrow("pyarrow", "Parquet")
-    if table_schema is None:
+    if source is not None and source.schema is not None:
+        return pa.schema([source.schema.field(name) for name in job.kept_columns or source.schema.names])
+    if source is None or job.input_format == "text":
         return pa.schema([(job.column, pa.string())])
-    schema = pa.schema([table_schema.field(name) for name in job.kept_columns or table_schema.names])
-    if (index := schema.get_field_index(job.column)) >= 0:  # decoded, it may be of bytes
-        as_strings = {pa.binary(): pa.string(), pa.large_binary(): pa.large_string()}
-        type_ = schema.field(index).type
-        schema = schema.set(index, pa.field(job.column, as_strings.get(type_, type_)))
-    return schema
-
-
-def json_schema(job: Job, lines: bytes) -> Any:
-    """The schema of the kept fields of JSON lines, from the first lines; a field that is always null has strings."""
-    pa = require_pyarrow("pyarrow", "Parquet")
-    rows = parse(job, lines).content or []
+    rows = parse(job, source.peek(job.block_texts)).content
     available = list(dict.fromkeys(name for row in rows for name in row))
     fields = []
     for name in available if job.kept_columns is None else job.kept_columns:
@@ -351,7 +317,7 @@ def json_schema(job: Job, lines: bytes) -> Any:
             raise BulkError(f"no field {name!r} in the first {len(rows)} lines; --keep names one of: {known}")
         try:
             type_ = pa.array([row.get(name) for row in rows]).type
-        except pa.ArrowException as error:
+        except (pa.ArrowException, OverflowError) as error:
             raise BulkError(f"field {name!r} has values of several types, so it cannot be a column: {error}") from None
-        fields.append(pa.field(name, pa.string() if type_ == pa.null() or name == job.column else type_))
+        fields.append((name, pa.string() if type_ == pa.null() or name == job.column else type_))
     return pa.schema(fields)

@@ -9,13 +9,13 @@ A thread reads blocks, one for each shared buffer takes a block along this path,
 from __future__ import annotations
 
 import contextlib
+import itertools
 import queue
 import sys
 import threading
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from tqdm import tqdm
 
@@ -104,7 +104,6 @@ def embed_files(
             chunks = reader.chunks(writer.shard_rows, writer.rows)
             _skip_completed(chunks, reader, writer)
         except CannotResume as error:
-            reader.close()
             raise BulkError("; ".join(filter(None, (f"cannot resume: {error}", writer.restart_hint)))) from None
         if writer.is_finished:
             _warn("everything is embedded already")
@@ -138,6 +137,9 @@ def _skip_completed(chunks: Iterator[Chunk], reader: Reader, writer: Writer) -> 
         raise CannotResume(f"the run ended after {writer.rows} rows, and the input has more now")
 
 
+Result = Block | Exception | None  # None: the end of the input
+
+
 class Pipeline:
     """Takes chunks through workers that are ready. `run` may be called once."""
 
@@ -150,27 +152,23 @@ class Pipeline:
         engines: Sequence[WorkerProcess],
     ) -> None:
         self._chunks, self._writer, self._buffers = chunks, writer, buffers
-        self._tokenizers = _queue_of(tokenizers)
-        self._engines = _queue_of([*engines] * _BLOCKS_PER_ENGINE)
-        self._free: queue.SimpleQueue[int] = queue.SimpleQueue()  # buffers
+        self._numbers = itertools.count()
+        self._tokenizers, self._engines = _queue_of(tokenizers), _queue_of([*engines] * _BLOCKS_PER_ENGINE)
+        self._reading = threading.Lock()  # held while a thread waits for input
         self._filling, self._stopped = threading.Lock(), False  # the buffers of a stopped run may be closed
-        self._blocks: queue.SimpleQueue[Future[Block] | Exception | None] = queue.SimpleQueue()  # None: the end
+        self._results: queue.SimpleQueue[tuple[int, Result]] = queue.SimpleQueue()  # with the numbers of the blocks
 
     def run(self, num_buffers: int) -> None:
         """Process all blocks. Raises the first error; nothing is written after it."""
-        for buffer in range(num_buffers):
-            self._free.put(buffer)
-        pool = ThreadPoolExecutor(num_buffers, "embert-block")
-        skipped = 0
-        # A daemon, because it may wait for standard input when the run ends.
-        threading.Thread(target=self._read, args=(pool,), daemon=True).start()
+        self._free = _queue_of(range(num_buffers))
+        for _ in range(num_buffers):  # daemons, because one may wait for standard input when the run ends
+            threading.Thread(target=self._process_blocks, daemon=True).start()
+        results: dict[int, Result] = {}
+        number = skipped = 0
         try:
-            while (item := self._next_block()) is not None:
-                if isinstance(item, Exception):
-                    raise item
-                while not item.done():
-                    wait([item], _SIGNAL_INTERVAL_S)
-                block = item.result()
+            while (block := self._result(results, number)) is not None:
+                if isinstance(block, Exception):
+                    raise block
                 if block.error:
                     raise BulkError(block.error)
                 if block.skipped and not skipped:
@@ -178,31 +176,39 @@ class Pipeline:
                 skipped += block.skipped
                 self._writer.write(block, self._buffers.output(block))
                 self._free.put(block.buffer)
+                number += 1
         finally:
             with self._filling:
                 self._stopped = True
             self._free.put(-1)
-            pool.shutdown(wait=False, cancel_futures=True)
         if skipped:
             _warn(f"rows skipped: {skipped}")
 
-    def _next_block(self) -> Future[Block] | Exception | None:
-        while True:
+    def _result(self, results: dict[int, Result], number: int) -> Result:
+        while number not in results:
             with contextlib.suppress(queue.Empty):
-                return self._blocks.get(timeout=_SIGNAL_INTERVAL_S)
+                results.update([self._results.get(timeout=_SIGNAL_INTERVAL_S)])
+        return results.pop(number)
 
-    def _read(self, pool: ThreadPoolExecutor) -> None:
-        try:
-            for number, chunk in enumerate(self._chunks):
-                block = Block(number, chunk.rows, chunk.ranges, chunk.digest, buffer=self._free.get())
-                with self._filling:
-                    if self._stopped:
-                        return
-                    self._buffers.put(block, "payload", chunk.payload)
-                self._blocks.put(pool.submit(self._embed, block))
-            self._blocks.put(None)
-        except Exception as error:  # noqa: BLE001 - `run` raises it, after the blocks before it are written
-            self._blocks.put(error)
+    def _process_blocks(self) -> None:
+        while (buffer := self._free.get()) >= 0:
+            number = 0
+            result: Result = None
+            try:
+                with self._reading:
+                    number, chunk = next(self._numbers), next(self._chunks, None)
+                    if chunk is not None:
+                        block = Block(number, chunk.rows, chunk.ranges, chunk.digest, buffer=buffer)
+                        with self._filling:
+                            if self._stopped:
+                                return
+                            self._buffers.put(block, "payload", chunk.payload)
+                if chunk is not None:
+                    result = self._embed(block)
+            except Exception as error:  # noqa: BLE001 - `run` raises it, after the blocks before it are written
+                result = error
+            self._results.put((number, result))
+        self._free.put(-1)  # for the other threads
 
     def _embed(self, block: Block) -> Block:
         with _borrowed(self._tokenizers) as tokenizer:
@@ -214,11 +220,14 @@ class Pipeline:
         return block
 
 
-def _queue_of(processes: Sequence[WorkerProcess]) -> queue.SimpleQueue[WorkerProcess]:
-    processes_queue: queue.SimpleQueue[WorkerProcess] = queue.SimpleQueue()
-    for process in processes:
-        processes_queue.put(process)
-    return processes_queue
+Item = TypeVar("Item")
+
+
+def _queue_of(items: Iterable[Item]) -> queue.SimpleQueue[Item]:
+    filled: queue.SimpleQueue[Item] = queue.SimpleQueue()
+    for item in items:
+        filled.put(item)
+    return filled
 
 
 @contextlib.contextmanager
@@ -242,8 +251,8 @@ def embed_texts(job: Job, model: Model, texts: Sequence[str], encoder: Encoder, 
             block = Block(0, len(some), (RowRange("text", first + 1, len(some), "number"),), buffer=0)
             tokenization.tokenize(block, ParsedRows(some, range(len(some))))
             if block.texts and not block.error:
-                engine.encode_all(block)
-                tokenization.format(block)
+                for encoded in engine.encode([block]):
+                    tokenization.format(encoded)
             if block.error:
                 raise BulkError(block.error)
             writer.write(block, buffers.output(block))

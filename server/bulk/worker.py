@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -214,12 +214,15 @@ def _run_engine(parent: Connection, config: WorkerConfig) -> None:
     parent.send({"encoder": encoder.name, "device": encoder.device.partition(":")[0], "dtype": encoder.dtype})
     blocks: queue.SimpleQueue[Block] = queue.SimpleQueue()
     threading.Thread(target=_receive_blocks, args=(parent, blocks), daemon=True).start()
+    for finished in stage.encode(_waiting(blocks)):
+        parent.send(finished)
+
+
+def _waiting(blocks: queue.SimpleQueue[Block]) -> Iterator[Block | None]:
     while True:
-        while blocks.empty() and stage.is_busy:
-            if (finished := stage.finish_batch()) is not None:
-                parent.send(finished)
-        for finished in stage.encode(blocks.get()):
-            parent.send(finished)
+        if blocks.empty():
+            yield None
+        yield blocks.get()
 
 
 def _receive_blocks(parent: Connection, blocks: queue.SimpleQueue[Block]) -> None:

@@ -124,7 +124,9 @@ class FileWriter(Writer):
             has_content = self._path.exists() and self._path.stat().st_size
             return "exists; --overwrite replaces it" if has_content and not overwrite | (resume & has_state) else ""
         if has_state:
-            return "" if resume else "holds the shards of another run; add --resume to continue it, or remove the folder"
+            return (
+                "" if resume else "holds the shards of another run; add --resume to continue it, or remove the folder"
+            )
         if any(not file.name.startswith("_") for file in self._path.iterdir()):
             return "is not empty, and has no _manifest.json of an earlier run; name another folder"
         return "" if os.access(self._path, os.W_OK | os.X_OK) else "is not writable"

@@ -14,8 +14,8 @@ from embert.engine.encoders.devices import devices
 from embert.engine.errors import EngineError
 from embert.engine.tasks import Task
 from embert.server.bulk.job import BulkError, Job, OutputFormat
-from embert.server.bulk.reader import LineReader, Reader, expand, open_input
-from embert.server.bulk.rows import input_schema, json_schema
+from embert.server.bulk.reader import Reader, expand, open_input
+from embert.server.bulk.rows import kept_schema
 from embert.server.bulk.run import DeviceConfig, embed_files, embed_texts
 from embert.server.bulk.writer import FileWriter, StreamWriter, Writer
 from embert.server.cli.arguments import encoder_options, read_format
@@ -127,17 +127,14 @@ def _job(arguments: argparse.Namespace, files: Sequence[str]) -> Job:
 
 def _with_schema(job: Job, source: Reader | None) -> Job:
     """Adds the schema of the kept columns to the job. Raises BulkError if the input does not have them."""
-    columns: Sequence[str] = job.kept_columns or ()
+    schema = None if source is None else source.schema
     if job.output_format == "parquet":
-        if job.input_format == "jsonl" and isinstance(source, LineReader):
-            schema = json_schema(job, source.peek(job.block_texts))
-        else:
-            schema = input_schema(job, None if source is None else source.schema)
-        columns = schema.names
+        schema = kept_schema(job, source)
         job = dataclasses.replace(job, schema=schema.serialize().to_pybytes())
-    elif source is not None and source.schema is not None and job.kept_columns is None:
-        columns = source.schema.names
-    for name in set(columns) & set(job.vector_columns):
+    names = job.kept_columns
+    for name in {*(names or ()), *(schema.names if names is None and schema is not None else ())} & {
+        *job.vector_columns
+    }:
         raise BulkError(f"the column {name!r} of the input has the name of one of the output; name others with --keep")
     return job
 

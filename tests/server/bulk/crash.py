@@ -1,15 +1,11 @@
-"""Runs that write an output and die before their N-th durable step.
+"""Kills runs that write an output before their first, second, … durable step, resumes them, and compares the outputs.
 
-`python -m tests.server.bulk.crash file|parquet|folder` reads a line for each run: `["PATH", N]`, or with "--resume"
-after it. Steps are calls that change what is on the disk. 0 lets the run end. The response to a line is the number of
-rows that the run continues after, unless it dies before it knows, and its exit status.
-
-Each run is a process of its own, forked from this one, because importing takes a hundred times as long as writing.
+`python -m tests.server.bulk.crash file|parquet|folder FOLDER` succeeds if all are what an uninterrupted run writes.
+Steps are calls that change what is on the disk.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import threading
@@ -27,25 +23,49 @@ from embert.server.bulk.job import Block, Job
 from embert.server.bulk.rows import Layout, ParsedRows
 from embert.server.bulk.writer import FileWriter
 
-STEPS_OF_A_CRASH = 9  # the exit status
+CRASHED = 9  # the exit status
 BLOCKS, ROWS, COLUMNS = 3, 4, 2
 JOB, MODEL = Job(dimensions=COLUMNS, output_format="npy"), load_model()
 
 
-def main() -> None:
-    for line in sys.stdin:
-        path, steps, *resume = json.loads(line)
-        child = os.fork()
-        if child == 0:
-            status = 1
-            try:
-                run(sys.argv[1], path, steps, resume=bool(resume))
-                status = 0
-            except Exception:  # whatever it is: the child must not come back to this loop and read the next line
-                traceback.print_exc()
-            finally:
-                os._exit(status)
-        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+def main(kind: str, folder: Path) -> None:
+    whole, killed = folder / "whole", folder / "killed"
+    assert attempt(kind, whole, 0) == 0
+    steps = 1
+    while attempt(kind, killed, steps) == CRASHED:
+        # Every fourth time, it is killed once more, soon after it went on.
+        status = attempt(kind, killed, 3 if steps % 4 == 0 else 0, resume=True)
+        assert status in (0, CRASHED)
+        assert status == 0 or attempt(kind, killed, 0, resume=True) == 0
+        assert content(killed) == content(whole), f"killed before step {steps}"
+        for file in files_of(killed):
+            file.unlink()
+        steps += 1
+    assert steps > 10
+
+
+def attempt(kind: str, path: Path, steps: int, *, resume: bool = False) -> int:
+    """Exit status of a run in a process of its own: forked, because imports take a hundred times as long as writing."""
+    child = os.fork()
+    if child == 0:
+        status = 1
+        try:
+            run(kind, str(path), steps, resume=resume)
+            status = 0
+        except Exception:
+            traceback.print_exc()
+        finally:
+            os._exit(status)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def files_of(path: Path) -> list[Path]:
+    return [*path.iterdir()] if path.is_dir() else [*path.parent.glob(path.name + "*")]
+
+
+def content(path: Path) -> dict[str, bytes]:
+    """Every file of an output, but not the manifest."""
+    return {each.name.replace(path.name, ""): each.read_bytes() for each in files_of(path) if each.name[:2] != "_m"}
 
 
 def run(kind: str, path: str, steps: int, *, resume: bool) -> None:
@@ -57,7 +77,7 @@ def run(kind: str, path: str, steps: int, *, resume: bool) -> None:
             with lock:
                 left -= 1
                 if left == 0:
-                    os._exit(STEPS_OF_A_CRASH)
+                    os._exit(CRASHED)
             return function(*arguments, **options)
 
         return call
@@ -73,7 +93,6 @@ def run(kind: str, path: str, steps: int, *, resume: bool) -> None:
     output = FileWriter(path, job.output_format, 2 * ROWS if kind == "folder" else None, resume=resume)
     with output:
         output.begin({"a": 1}, layout, resume=resume)
-        print(output.texts, end=" ", flush=True)
         for number in [] if output.is_finished else range(output.rows // ROWS, BLOCKS):
             values = np.full((ROWS, COLUMNS), number, np.float32)
             content: bytes | memoryview = values.reshape(-1).view(np.uint8).data
@@ -85,4 +104,4 @@ def run(kind: str, path: str, steps: int, *, resume: bool) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1], Path(sys.argv[2]))

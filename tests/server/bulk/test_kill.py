@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +13,6 @@ import psutil
 import pyarrow.dataset
 import pytest
 
-from tests.server.bulk.crash import STEPS_OF_A_CRASH
 from tests.server.bulk.running import BLOCK, embed, embedded, fed
 from tests.server.live import ROOT, environment, until
 
@@ -102,49 +99,8 @@ def manifest_of(folder: Path) -> Any:
 @pytest.mark.parametrize("kind", ["file", "parquet", "folder"])
 def test_killed_before_every_step_that_lasts(tmp_path: Path, kind: str) -> None:
     """Before the first, the second, … of all writes, syncs and renames, until none is left to be killed before."""
-    with crashing(kind) as run:
-        assert run(tmp_path / "whole", 0) == [0, 0]
-        steps = 1
-        while run(tmp_path / "killed", steps)[-1] == STEPS_OF_A_CRASH:
-            *_, status = run(tmp_path / "killed", 3 if steps % 4 == 0 else 0, "--resume")
-            if status == STEPS_OF_A_CRASH:  # killed once more, soon after it went on
-                *_, status = run(tmp_path / "killed", 0, "--resume")
-            assert status == 0
-            assert content(tmp_path / "killed") == content(tmp_path / "whole"), f"killed before step {steps}"
-            remove(tmp_path / "killed")
-            steps += 1
-    assert steps > 10
-
-
-@contextlib.contextmanager
-def crashing(kind: str) -> Iterator[Callable[..., list[int]]]:
-    """Runs of crash.py: they take a path, steps and options, and give its response."""
-    command = [sys.executable, "-m", "tests.server.bulk.crash", kind]
-    with subprocess.Popen(
-        command, cwd=ROOT, env=environment(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
-    ) as process:
-        assert process.stdin is not None
-        assert process.stdout is not None
-
-        def run(*words: object) -> list[int]:
-            print(json.dumps(words, default=str), file=process.stdin)
-            assert process.stdout is not None
-            return [int(word) for word in process.stdout.readline().split()]
-
-        yield run
-
-
-def content(path: Path) -> dict[str, bytes]:
-    """Every file of an output, but not what says how it came about."""
-    files = [*path.iterdir()] if path.is_dir() else [*path.parent.glob(path.name + "*")]
-    return {file.name.replace(path.name, ""): file.read_bytes() for file in files if not file.name.startswith("_m")}
-
-
-def remove(path: Path) -> None:
-    for file in [*path.iterdir()] if path.is_dir() else [*path.parent.glob(path.name + "*")]:
-        file.unlink()
-    if path.is_dir():
-        path.rmdir()
+    command = [sys.executable, "-m", "tests.server.bulk.crash", kind, str(tmp_path)]
+    subprocess.run(command, cwd=ROOT, env=environment(), check=True)
 
 
 def test_a_run_that_is_complete_is_not_made_again(texts: Path, shards: Path) -> None:

@@ -155,7 +155,7 @@ def test_what_is_wrong_with_a_line_of_json() -> None:
     wrong = [*read.invalid.values()]
     assert [*read.invalid] == [1, 2, 3, 4, 5, 6, 7, 9, 10]  # a blank line counts for nothing
     assert wrong[:7] == [
-        "field 'body' is null",
+        "field 'body' is null, not a string",
         "field 'body' is a number, not a string",
         "field 'body' is a list, not a string",
         "has no field 'body'; it has n, m; --column names another",
