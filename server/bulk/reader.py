@@ -225,7 +225,8 @@ class Reader(ABC):
         for file in self._files:
             first = 1
             for rows, ends in self._rows(file):
-                yield _Piece(file, first, rows, ends)
+                if len(ends):
+                    yield _Piece(file, first, rows, ends)
                 first += len(ends)
 
     def _select(self, file: str, available: Sequence[str]) -> list[str]:
@@ -270,8 +271,7 @@ class LineReader(Reader):
                 if len(lines) == _PIECE_LINES or len(line) > _READ_BYTES:
                     yield lines, np.cumsum([len(line) for line in lines])
                     lines = []
-            if lines:
-                yield lines, np.cumsum([len(line) for line in lines])
+            yield lines, np.cumsum([len(line) for line in lines], dtype=np.int64)
 
     def _payload(self, pieces: list[Any]) -> bytes | memoryview:
         return b"".join(itertools.chain.from_iterable(pieces))
@@ -327,24 +327,28 @@ class ParquetReader(Reader):
                 self.total += parquet.metadata.num_rows
                 self._check(file, parquet.schema_arrow)
 
-    def _check(self, file: str, schema: Any) -> None:
+    def _check(self, file: str, available: Any) -> None:
         """Require that a file has the columns, and that they have the first file's types."""
         pa = self._pa
         texts = pa.string(), pa.large_string(), pa.binary(), pa.large_binary()
         plain_types = {pa.string_view(): pa.string(), pa.binary_view(): pa.binary()}
         columns = []
-        for name in self._select(file, schema.names):
-            type_ = schema.field(name).type
+        for name in self._select(file, available.names):
+            type_ = available.field(name).type
             plain = type_.value_type if pa.types.is_dictionary(type_) else plain_types.get(type_, type_)
             if name == self._job.column and plain not in texts:
                 raise BulkError(f"{file}: column {name!r} is {type_}, not strings; --column names another")
             columns.append((name, plain))
-        self.schema = self.schema or pa.schema(columns)
-        for name, type_ in columns:
-            if (expected := self.schema.field(name).type) != type_:
-                raise BulkError(f"{file}: column {name!r} is {type_}, and it is {expected} in {self._files[0]}")
-        if self.schema.names != [name for name, _ in columns]:
-            raise BulkError(f"{file}: its columns are not those of {self._files[0]}; --keep names the columns to keep")
+        schema = pa.schema(columns)
+        self.schema = self.schema or schema
+        others = set(zip(schema.names, schema.types, strict=True)) ^ set(
+            zip(self.schema.names, self.schema.types, strict=True)
+        )
+        if others:
+            differences = ", ".join(sorted(f"{name!r} of type {type_}" for name, type_ in others))
+            raise BulkError(
+                f"{file} and {self._files[0]} have different columns: {differences}; --keep names the others"
+            )
 
     def _open(self, file: str) -> Any:
         parquet = require_pyarrow("pyarrow.parquet", "parquet")
