@@ -48,9 +48,9 @@ def form_batches(
     """Yield the indices of some texts with their batch, until all texts are in one."""
     # Longest first: the largest allocations come first, and a progress bar speeds up instead of slowing down.
     order, starts = by_length(encoded.lengths), cumulative(encoded.lengths)
-    shared = (
-        0 if encoded.token_types is not None else common_prefix(encoded.ids, encoded.lengths, tasks, encoder.sharing)
-    )
+    shared = 0
+    if encoded.token_types is None:
+        shared = common_prefix(encoded.ids, encoded.lengths, tasks, encoder.sharing)
     for span in spans(encoded.lengths[order], budget, shared, encoder.batch_tokens):
         batch = packed(gathered(encoded, order[span], starts), dimensions=dimensions, normalize=normalize)
         yield order[span], continue_first(batch, shared).wanting(tasks)
