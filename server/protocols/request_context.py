@@ -377,7 +377,7 @@ class RequestContext:
         `least` counts the tokens that there are at least; None if there are few. `check` refuses too many in `param`.
         """
         handle, request, breakdown = self.handle, self.options, self.breakdown
-        if request.low_priority:
+        if self._size > LARGE_BODY and request.low_priority:
             await self._selector.registry.low_priority_turns.take()
         began = time.perf_counter()
         if least is not None:
@@ -441,10 +441,10 @@ class RequestContext:
         except TooManyWeights as error:
             self._count_weights(error.weights)
             raise
-        if self.options.low_priority:
-            await self._selector.registry.low_priority_turns.take()
         self.breakdown.note(result)
         if size > LARGE_RESPONSE:
+            if self.options.low_priority:
+                await self._selector.registry.low_priority_turns.take()
             await self._selector.registry.turns.wait()
         if only_one_each:
             return result

@@ -1,12 +1,11 @@
-"""Turns on the event loop for steps of large and of low-priority requests: one in each iteration, or short ones up to
-SHARE_S.
+"""Turns on the event loop for the steps of large requests: one step in each iteration, or short ones up to SHARE_S.
 
 A short request needs a few iterations of the event loop, and does not wait for a turn. Without turns, one iteration
 would parse, tokenize or encode all large requests that are ready, 1 ms each. Turns cost large requests CPU time (5 %,
 an estimate), because messages to the engine hold fewer requests. So there are none while no short requests arrive.
 
-Low-priority requests always take turns, in their own queue. Those that share batches end at the same time, and their
-clients send the next ones at the same time: with 32 passages each, eight would keep the event loop busy for 8 ms.
+Large low-priority requests always take turns, in their own queue. Those that share batches end at the same time, and
+their clients send the next ones at the same time: with 32 passages each, eight would keep the event loop busy for 8 ms.
 """
 
 from __future__ import annotations

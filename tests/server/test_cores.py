@@ -11,32 +11,21 @@ from embert.engine.host import visible_gpus
 from embert.server.config import ServeConfig
 
 
-def pretend_cores(monkeypatch: pytest.MonkeyPatch, cores: int) -> None:
-    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(cores)))
-
-
-def pretend_gpus(monkeypatch: pytest.MonkeyPatch, gpus: int) -> None:
-    monkeypatch.setattr("embert.server.config.options.visible_gpus", lambda: gpus)
-
-
-@pytest.mark.parametrize(("cores", "processes"), [(1, 1), (7, 1), (8, 2), (192, 4)])
-def test_the_default_is_one_for_every_four_cores(monkeypatch: pytest.MonkeyPatch, cores: int, processes: int) -> None:
-    pretend_cores(monkeypatch, cores)
-    pretend_gpus(monkeypatch, 0)
-    assert ServeConfig().http_processes == processes
-    assert ServeConfig(workers=3).http_processes == 3
-
-
-@pytest.mark.parametrize(("cores", "processes"), [(1, 1), (2, 2), (6, 5), (16, 12), (192, 24)])
-def test_the_default_beside_gpus_is_three_quarters_of_the_cores(
-    monkeypatch: pytest.MonkeyPatch, cores: int, processes: int
+@pytest.mark.parametrize(
+    ("cores", "on_cpu", "beside_gpus"),
+    [(1, 1, 1), (2, 1, 2), (6, 1, 5), (7, 1, 6), (8, 2, 6), (16, 4, 12), (192, 4, 24)],
+)
+def test_the_default_is_one_for_every_four_cores_and_more_beside_gpus(
+    monkeypatch: pytest.MonkeyPatch, cores: int, on_cpu: int, beside_gpus: int
 ) -> None:
-    pretend_cores(monkeypatch, cores)
-    pretend_gpus(monkeypatch, 2)
-    assert ServeConfig().http_processes == processes
-    assert ServeConfig(device="cuda:1").http_processes == min(12, processes)
-    for on_cpu in (ServeConfig(device="cpu"), ServeConfig(encoder="cpu")):
-        assert on_cpu.http_processes == max(1, min(4, cores // 4))
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(cores)))
+    for gpus, processes in ((0, on_cpu), (2, beside_gpus)):
+        monkeypatch.setattr("embert.server.config.options.visible_gpus", lambda gpus=gpus: gpus)
+        assert ServeConfig().http_processes == processes
+        assert ServeConfig(workers=3).http_processes == 3
+    assert ServeConfig(device="cuda:1").http_processes == min(12, beside_gpus)
+    for config in (ServeConfig(device="cpu"), ServeConfig(encoder="cpu")):
+        assert config.http_processes == on_cpu
 
 
 @pytest.mark.parametrize(("chosen", "gpus"), [(None, 2), ("", 0), ("-1", 0), ("1", 1), ("0,1,2", 2), ("GPU-6af0", 1)])

@@ -37,39 +37,30 @@ class Engine:
         return frozenset(number for number, model in self.state.models.items() if model.state == "ready")
 
 
-def ready_engine(index: int, rates: dict[int, float]) -> Engine:
-    """An engine with these models, by number, and their rates in tokens/s."""
-    status = EngineStatus(index, 0.0, 0, [rates.get(number, 0.0) for number in range(1 + max(rates))])
-    return Engine(EngineState(index, "ready", "", "/nonexistent", dict.fromkeys(rates, READY)), status)
+def admissions_of(*engines: dict[int, float | None], **options: Any) -> list[Admission]:
+    """Admissions of models that are called a, b, …: each engine has some, by number, at rates in tokens/s.
 
-
-def admission_of(rates: list[float | None], **options: Any) -> Admission:
-    """Admission with ready engines of these rates in tokens/s; None: an engine whose rate is not known yet."""
-    engines: Any = {index: ready_engine(index, {0: rate or 0.0}) for index, rate in enumerate(rates)}
-    for index, rate in enumerate(rates):
-        if rate is None:
-            engines[index].status = None
-    admission = Admission(ServeConfig(**options), SharedCounters.create(1, max(1, len(rates))), 0, engines)
-    for engine in engines.values():
-        admission.note(engine.state)
-    return admission
-
-
-def admissions_of(*engines: dict[int, float], **options: Any) -> list[Admission]:
-    """Admissions of models that are called a, b, …: each engine has some, by number, at rates in tokens/s."""
-    found: Any = {index: ready_engine(index, rates) for index, rates in enumerate(engines)}
-    models = 1 + max(number for rates in engines for number in rates)
-    counters = SharedCounters.create(1, len(engines), models)
-    for engine in found.values():
-        assert engine.status is not None
-        engine.status.tokens_per_s += [0.0] * (models - len(engine.status.tokens_per_s))
+    None: the rates of this engine are not known yet.
+    """
+    models = 1 + max((number for rates in engines for number in rates), default=0)
+    found: Any = {}
+    for index, rates in enumerate(engines):
+        known = [rates.get(number) or 0.0 for number in range(models)]
+        status = None if None in rates.values() else EngineStatus(index, 0.0, 0, known)
+        found[index] = Engine(EngineState(index, "ready", "", "/nonexistent", dict.fromkeys(rates, READY)), status)
+    counters, config = SharedCounters.create(1, max(1, len(engines)), models), ServeConfig(**options)
     admissions = [
-        Admission(ServeConfig(**options), counters, 0, found, number, "abc"[number]) for number in range(models)
+        Admission(config, counters, 0, found, number, "abc"[number] if models > 1 else "") for number in range(models)
     ]
     for admission in admissions:
         for engine in found.values():
             admission.note(engine.state)
     return admissions
+
+
+def admission_of(rates: list[float | None], **options: Any) -> Admission:
+    """Admission of one model on engines of these rates."""
+    return admissions_of(*({0: rate} for rate in rates), **options)[0]
 
 
 def asks(*, low_priority: bool = False, deadline: float = math.inf) -> RequestOptions:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -23,28 +23,17 @@ def gpu_metrics(server: Live, device: str) -> dict[str, float]:
     return {name[len("embert_gpu_") : -len(end)]: value for name, value in samples if name.endswith(end)}
 
 
-@pytest.fixture(scope="module")
-def three(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
-    """A server with GPUs 0 and 1 of the stand-in driver, and with one that it has not."""
-    env = build_driver(tmp_path_factory.mktemp("driver")) | {"STAND_IN_DEVICE": "cuda"}
+def test_every_gpu_reports_what_its_driver_says(tmp_path: Path) -> None:
+    """GPU 1 lacks a reading. The driver does not know GPU 7, and the log says so."""
+    env = build_driver(tmp_path) | {"STAND_IN_DEVICE": "cuda"}
     with live(*STAND_IN, "--device", "x:0,1,7", env=env) as server:
-        yield server
-
-
-def test_every_gpu_reports_what_its_driver_says(three: Live) -> None:
-    until(lambda: gpu_metrics(three, "cuda:0") == FIRST, what="the GPU's metrics")
-    assert set(FIRST) == set(GPU_METRICS)
-    assert three.post("/embed", {"inputs": "a"}).status_code == 200
-
-
-def test_readings_that_a_gpu_lacks_are_absent(three: Live) -> None:
-    found = until(lambda: gpu_metrics(three, "cuda:1"), what="the GPU's metrics")
-    assert found == {"memory_bytes": 75 * GIB, "memory_limit_bytes": 80 * GIB, "utilization_ratio": 0.03}
-
-
-def test_without_a_driver_there_are_none_and_the_log_says_why(three: Live) -> None:
-    until(lambda: "no metrics of cuda:7: cuDeviceGet(7) failed with status 6" in three.log, what="the log line")
-    assert not gpu_metrics(three, "cuda:7")
+        until(lambda: gpu_metrics(server, "cuda:0") == FIRST, what="the GPU's metrics")
+        assert set(FIRST) == set(GPU_METRICS)
+        assert server.post("/embed", {"inputs": "a"}).status_code == 200
+        second = until(lambda: gpu_metrics(server, "cuda:1"), what="the GPU's metrics")
+        assert second == {"memory_bytes": 75 * GIB, "memory_limit_bytes": 80 * GIB, "utilization_ratio": 0.03}
+        until(lambda: "no metrics of cuda:7: cuDeviceGet(7) failed with status 6" in server.log, what="the log line")
+        assert not gpu_metrics(server, "cuda:7")
 
 
 def test_a_cpu_has_none(server: Live) -> None:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +12,7 @@ import psutil
 import pytest
 
 from embert.server.registry.tokenizing import InputTexts
-from tests.server.live import MAX_WEIGHTS, ROOT, STAND_IN, Live, live, until
+from tests.server.live import MAX_WEIGHTS, ROOT, STAND_IN, Live, live
 from tests.server.models import splade
 from tests.server.stand_in import FAIL, SLEEP
 
@@ -136,30 +134,6 @@ def test_sparse_vectors_of_an_answer_are_bounded(tmp_path: Path) -> None:
 
         peak, _ = peak_growth_mb(running, ask_for_many)
         assert peak < 200
-
-
-def test_short_texts_do_not_wait_for_long_ones(admitting: Live) -> None:
-    """Both threads alternate between large requests, of which there always are some."""
-    enough = threading.Event()
-
-    def ask_again_and_again() -> set[int]:
-        statuses = set()
-        while not enough.is_set():
-            statuses.add(send(admitting, "/tokenize", large).status_code)
-        return statuses
-
-    large = b'{"inputs":[' + b",".join([b'"' + b". " * 2400 + b'"'] * 2000) + b"]}"
-    with ThreadPoolExecutor(2) as pool, admitting.client(timeout=120.0) as client:
-        began = admitting.metrics()["embert_request_texts_count"]
-        waiting = [pool.submit(ask_again_and_again) for _ in range(2)]
-        try:
-            until(lambda: admitting.metrics()["embert_requests_in_flight"] >= 3, what="the large requests")
-            middle = {"inputs": [f"ein Satz über Bücher und Züge {i} " * 6 for i in range(32)]}
-            assert client.post("/embed", json=middle).status_code == 200
-            assert admitting.metrics()["embert_request_texts_count"] == began + 1
-        finally:
-            enough.set()
-        assert {status for future in waiting for status in future.result()} == {413}
 
 
 def test_tokenize_gives_the_same_in_parts(admitting: Live) -> None:
