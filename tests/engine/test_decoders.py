@@ -120,16 +120,8 @@ def embedder(folder: Path, case: str, tokenizer: Any, **prompts: str) -> Path:
     """Writes a decoder as sentence-transformers stores it: the last token's row, and a Normalize module."""
     build(folder, case, vocab_size=VOCABULARY, modules=False)
     write_tokenizer(folder, tokenizer)
-    kinds = ("Transformer", "Pooling", "Normalize")
-    listed = [
-        {"idx": i, "name": str(i), "path": f"{i}_{kind}" if i else "", "type": f"sentence_transformers.models.{kind}"}
-        for i, kind in enumerate(kinds)
-    ]
-    (folder / "modules.json").write_text(json.dumps(listed))
-    (folder / "1_Pooling").mkdir()
     pooling = "mean" if case.startswith("gemma") else "lasttoken"
-    fields = {"word_embedding_dimension": 64, "pooling_mode": pooling, "include_prompt": True}
-    (folder / "1_Pooling" / "config.json").write_text(json.dumps(fields))
+    write_modules(folder, pooling={"word_embedding_dimension": 64, "pooling_mode": pooling, "include_prompt": True})
     (folder / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": 100, "do_lower_case": False}))
     stated = {"prompts": prompts, "default_prompt_name": None, "similarity_fn_name": "cosine"}
     (folder / "config_sentence_transformers.json").write_text(json.dumps(stated))

@@ -22,6 +22,7 @@ __all__ = [
     "build",
     "byte_level",
     "hugging_face",
+    "list_modules",
     "unigram",
     "write_modules",
 ]
@@ -317,6 +318,12 @@ def unigram(vocab_size: int) -> Backend:
     return tokenizer
 
 
+def list_modules(folder: Path, *modules: tuple[str, str]) -> None:
+    """Write modules.json: classes, and their folders."""
+    listed = [{"idx": i, "name": str(i), "path": path, "type": kind} for i, (kind, path) in enumerate(modules)]
+    (folder / "modules.json").write_text(json.dumps(listed))
+
+
 def write_modules(
     folder: Path,
     *,
@@ -326,12 +333,8 @@ def write_modules(
 ) -> None:
     """Write sentence-transformers' files: modules.json, 1_Pooling, and random Dense modules (in, out, activation)."""
     kinds = ["Transformer", "Pooling", *(["Dense"] * len(dense)), *(["Normalize"] if normalize else [])]
-    paths = ["", *(f"{i}_{kind}" for i, kind in enumerate(kinds) if i)]
-    modules = [
-        {"idx": i, "name": str(i), "path": path, "type": f"sentence_transformers.models.{kind}"}
-        for i, (kind, path) in enumerate(zip(kinds, paths, strict=True))
-    ]
-    (folder / "modules.json").write_text(json.dumps(modules))
+    library = "sentence_transformers.models."
+    list_modules(folder, *((library + kind, f"{i}_{kind}" if i else "") for i, kind in enumerate(kinds)))
     (folder / "1_Pooling").mkdir(exist_ok=True)
     fields = {"pooling_mode": pooling, "embedding_dimension": 64} if isinstance(pooling, str) else pooling
     (folder / "1_Pooling" / "config.json").write_text(json.dumps(fields))

@@ -24,6 +24,7 @@ from embert.engine.files.key_tables import ADAPTER_CONFIG
 from embert.engine.lora import read_lora
 from embert.engine.tasks import Task
 from tests.engine.conftest import BuildBert, HuggingFace, Install, random_sequences, small_tokenizer, unit
+from tests.engine.heads.test_sparse import dense, sparse
 from tests.oracles.model_cases import build
 from tests.server.models import edit_json
 
@@ -164,10 +165,7 @@ def test_tied_decoder_is_the_bases_word_table(tmp_path: Path, install: Install) 
     model = engine.load_model(str(tmp_path), pooling="splade")
     install(model)
     for encoder in (engine.load_encoder(model, device="cpu"), CudaEncoder(model, dtype="float32")):
-        rows = encoder.wait(encoder.submit(engine.pack([ids]).wanting(Task.SPARSE)))[Task.SPARSE]
-        found = np.zeros(VOCABULARY, np.float32)
-        found[rows.indices] = rows.values[:, 0]
-        np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-4)
+        np.testing.assert_allclose(dense(sparse(encoder, [ids]), 0, VOCABULARY), wanted, rtol=1e-4, atol=1e-4)
 
 
 def test_adapter_without_its_base(build_bert: BuildBert, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 from tokenizers import AddedToken, models, normalizers, pre_tokenizers, processors
 from tokenizers import Tokenizer as Backend
 
-from tests.oracles.model_cases import build
+from tests.oracles.model_cases import build, list_modules
 
 COLUMNS = 24
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "[unused0]", "[unused1]"]
@@ -56,9 +56,7 @@ def linear(columns: int = COLUMNS) -> torch.Tensor:
 def pylate(folder: Path, **config: Any) -> Path:
     """PyLate's files, with `config` in config_sentence_transformers.json."""
     encoder(folder, case=config.pop("case", "bert"), markers=True)
-    kinds = [("sentence_transformers.models.Transformer", ""), ("pylate.models.Dense.Dense", "1_Dense")]
-    modules = [{"idx": i, "name": str(i), "type": kind, "path": path} for i, (kind, path) in enumerate(kinds)]
-    (folder / "modules.json").write_text(json.dumps(modules))
+    list_modules(folder, ("sentence_transformers.models.Transformer", ""), ("pylate.models.Dense.Dense", "1_Dense"))
     (folder / "1_Dense").mkdir()
     fields = {
         "in_features": 64, "out_features": COLUMNS, "bias": False,

@@ -30,6 +30,7 @@ from tests.engine.heads.late_interaction import (
     save_tokenizer,
     stanford,
 )
+from tests.oracles.model_cases import list_modules
 from tests.server.models import edit_json
 
 POOLING = "4_HierarchicalTokenPooling/config.json"
@@ -50,11 +51,7 @@ def native(folder: Path, expansion: dict[str, Any] | None, **mask: Any) -> Path:
     }
     if pool is None:
         kinds.popitem()
-    modules = [
-        {"idx": i, "name": str(i), "type": f"sentence_transformers.{kind}", "path": path}
-        for i, (kind, path) in enumerate(kinds.items())
-    ]
-    (folder / "modules.json").write_text(json.dumps(modules))
+    list_modules(folder, *((f"sentence_transformers.{kind}", path) for kind, path in kinds.items()))
     tokens = {"module_input_name": "token_embeddings", "module_output_name": "token_embeddings"}
     dense = {"in_features": 64, "out_features": COLUMNS, "bias": True}
     files = {

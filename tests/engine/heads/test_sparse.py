@@ -23,7 +23,7 @@ from embert.engine.heads.token_rows import token_weight_rows
 from embert.engine.tasks import Task
 from tests.engine.conftest import Floats, Ids, random_sequences, small_tokenizer
 from tests.engine.heads.late_interaction import save_tokenizer
-from tests.oracles.model_cases import MASKED_LM_CASES, build, byte_level, write_modules
+from tests.oracles.model_cases import MASKED_LM_CASES, build, byte_level, list_modules, write_modules
 from tests.server.models import edit_json
 
 LENGTHS = [1, 2, 3, 7, 8, 17, 17, 31, 32, 33, 64, 65, 127, 128]
@@ -151,15 +151,9 @@ def test_texts_without_any_weight(tmp_path: Path) -> None:
 def pooling_module(folder: Path, **fields: Any) -> None:
     """sentence-transformers 5's files of a SPLADE model."""
     module = "sentence_transformers.sparse_encoder.models."
-    modules = [
-        {"idx": i, "name": str(i), "type": f"{module}{kind}", "path": path} for i, (kind, path) in enumerate(MODULES)
-    ]
-    (folder / "modules.json").write_text(json.dumps(modules))
+    list_modules(folder, (f"{module}MLMTransformer", ""), (f"{module}SpladePooling", "1_SpladePooling"))
     (folder / "1_SpladePooling").mkdir(exist_ok=True)
     (folder / "1_SpladePooling" / "config.json").write_text(json.dumps({"pooling_strategy": "max", **fields}))
-
-
-MODULES = [("MLMTransformer", ""), ("SpladePooling", "1_SpladePooling")]
 
 
 def test_pooling_module_whose_logarithm_is_taken_twice(tmp_path: Path) -> None:

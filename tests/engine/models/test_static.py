@@ -19,6 +19,7 @@ from embert.engine.models.flops import TokenCounts
 from embert.engine.tasks import Task
 from tests.engine.conftest import unit
 from tests.engine.heads.late_interaction import words
+from tests.oracles.model_cases import list_modules
 from tests.oracles.sentences import sentence_transformer
 
 COLUMNS = 24
@@ -40,9 +41,8 @@ def model2vec(folder: Path, *, modules: bool = True, path: str = ".", normalize:
     config = {"model_type": "model2vec", "normalize": normalize, "apply_pca": 256, "seq_length": 1_000_000}
     (folder / "config.json").write_text(json.dumps(config))
     if modules:
-        kinds = [(STATIC, path), ("sentence_transformers.models.Normalize", "1_Normalize")][: 1 + normalize]
-        listed = [{"idx": i, "name": str(i), "path": at, "type": kind} for i, (kind, at) in enumerate(kinds)]
-        (folder / "modules.json").write_text(json.dumps(listed))
+        kinds = [(STATIC, path), ("sentence_transformers.models.Normalize", "1_Normalize")]
+        list_modules(folder, *kinds[: 1 + normalize])
     return folder
 
 
