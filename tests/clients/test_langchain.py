@@ -1,4 +1,4 @@
-"""langchain: a compressor over a rerank endpoint, and two kinds of embeddings."""
+"""langchain: a compressor over a rerank endpoint, two kinds of embeddings, and decisions."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import openai
 import pytest
 from langchain_openai import OpenAIEmbeddings
 
+from embert.engine import Engine, Question
 from tests.clients.conftest import Fleet, Page
 from tests.clients.oracles import DOCUMENTS, assert_embedded, assert_ranked
 
@@ -19,6 +20,26 @@ def test_the_page(page: Page, fleet: Fleet) -> None:
     for embeddings in (found["by_tei"], found["by_openai"]):
         assert_embedded(embeddings.embed_documents(DOCUMENTS), fleet.folder("minilm"), DOCUMENTS)
         assert_embedded([asyncio.run(embeddings.aembed_query("a cat"))], fleet.folder("minilm"), ["a cat"])
+
+
+def test_decisions(page: Page, fleet: Fleet) -> None:
+    decided = page("langchain")["decided"]
+    with Engine.load(str(fleet.folder("nli")), device="cpu") as engine:
+        damaged, topic, damage = engine.decide(
+            "The package arrived with a broken screen.",
+            [
+                Question.predicate("The customer reports a damaged item."),
+                Question.choice("This is about", {"returns": "", "billing": "money"}),
+                Question.score("The damage is", ["small", "large"]),
+            ],
+        )
+    assert decided.predicates["damaged"].probability == damaged.probabilities[0]
+    assert [*decided.choices["topic"].probabilities.items()] == [
+        *zip(("returns", "billing"), topic.probabilities, strict=True)
+    ]
+    assert decided.choices["topic"].confidence == topic.confidence
+    assert decided.scores["damage"].score == damage.score
+    assert decided.scores["damage"].legend == {0: "small", 1: "large"}
 
 
 def test_ids_of_another_tokenizer_are_refused(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
