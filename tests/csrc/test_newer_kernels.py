@@ -1,18 +1,14 @@
-"""Kernels that encoders newer than BERT need, against float64: RoPE columns, gates, windows."""
+"""Kernels that encoders newer than BERT need, against float64: RoPE columns, gates."""
 
 from __future__ import annotations
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 
 from tests.csrc import reference as ref
 from tests.csrc.device import Device, numpy_type
-from tests.csrc.test_attention import FIRST_QUERY, LAST_QUERY, run_attention
 
 pytestmark = pytest.mark.gpu
-
-LENGTHS = [*ref.LENGTHS, 1000]
 
 
 @pytest.mark.parametrize("dtype", ref.DTYPES)
@@ -69,81 +65,3 @@ def test_silu_far_from_0(device: Device, dtype: int) -> None:
     with np.errstate(over="ignore"):
         wanted = ref.exact(x)[0, ::2] / (1 + np.exp(-ref.exact(x)[0, ::2]))
     np.testing.assert_allclose(got, wanted, rtol=2e-3, atol=1e-6)
-
-
-@pytest.mark.parametrize("dtype", ref.DTYPES)
-@pytest.mark.parametrize(("heads", "dim"), [(12, 64), (12, 32), (2, 24), (2, 96), (1, 128)])
-@pytest.mark.parametrize("hopper", [False, True])
-@pytest.mark.parametrize("window", [1, 20, 64, 100])
-def test_attention_with_a_window(
-    device: Device, random: np.random.Generator, dtype: int, heads: int, dim: int, hopper: bool, window: int
-) -> None:
-    if hopper and (dim not in (32, 64) or dtype == ref.FLOAT32):
-        pytest.skip("always the portable kernel")
-    lengths = [int(n) for n in random.permutation(LENGTHS)]
-    qkv = ref.drawn(random, (sum(lengths), 3 * heads * dim), dtype)
-    wanted = ref.attention(ref.exact(qkv), lengths, heads, window=window)
-    got = run_attention(device, dtype, qkv, lengths, heads, hopper, window=window)
-    assert ref.error(got, wanted) <= (
-        ref.allowed(wanted, dtype) if dtype == ref.FLOAT32 else 1.6 * ref.rounding(wanted, dtype)
-    )
-
-
-@pytest.mark.parametrize("hopper", [False, True])
-@pytest.mark.parametrize("window", [3, 64, 65])
-def test_a_window_hides_all_that_is_outside(
-    device: Device, random: np.random.Generator, window: int, hopper: bool
-) -> None:
-    """Scores outside are huge: if one key too many were seen, nothing else would count."""
-    length, heads, query = 700, 2, 350
-    qkv = ref.drawn(random, (length, 3, heads, 64), ref.FLOAT16)
-    inside = slice(query - window, query + window + 1)
-    qkv[:, 1] = qkv[query, 0] * np.float16(8)  # keys that are all like the query
-    qkv[inside, 1] = 0
-    got = run_attention(device, ref.FLOAT16, qkv.reshape(length, -1), [length], heads, hopper, window=window)
-    wanted = ref.exact(qkv)[inside, 2].mean(axis=0).reshape(-1)
-    np.testing.assert_allclose(got[query].astype(np.float64), wanted, atol=2e-3)
-
-
-@pytest.mark.parametrize("dtype", [ref.FLOAT16, ref.FLOAT32])
-@pytest.mark.parametrize("hopper", [False, True])
-def test_a_window_is_batch_invariant(device: Device, random: np.random.Generator, hopper: bool, dtype: int) -> None:
-    qkv = ref.drawn(random, (sum(LENGTHS), 3 * 768), dtype)
-    together = run_attention(device, dtype, qkv, LENGTHS, 12, hopper, window=64)
-    for start, length in zip(np.cumsum([0, *LENGTHS]), LENGTHS, strict=False):
-        single = run_attention(device, dtype, qkv[start : start + length], [length], 12, hopper, window=64)
-        assert single.tobytes() == together[start : start + length].tobytes()
-
-
-@pytest.mark.parametrize("queries", [FIRST_QUERY, LAST_QUERY])
-@pytest.mark.parametrize("hopper", [False, True])
-def test_a_window_of_one_query_a_sequence(
-    device: Device, random: np.random.Generator, queries: int, hopper: bool
-) -> None:
-    qkv = ref.drawn(random, (sum(LENGTHS), 3 * 768), ref.FLOAT16)
-    everyone = run_attention(device, ref.FLOAT16, qkv, LENGTHS, 12, hopper, window=64)
-    found = run_attention(device, ref.FLOAT16, qkv, LENGTHS, 12, hopper, queries, window=64)
-    ends = np.cumsum(LENGTHS)
-    rows = ends - 1 if queries == LAST_QUERY else ends - LENGTHS
-    assert found[rows].tobytes() == everyone[rows].tobytes()
-
-
-@pytest.mark.parametrize("hopper", [False, True])
-@pytest.mark.parametrize("alibi", [False, True])
-def test_a_text_of_8192_tokens(device: Device, random: np.random.Generator, hopper: bool, alibi: bool) -> None:
-    """Some of its queries, against float64."""
-    length, heads, dim = 8192, 2, 64
-    qkv = ref.drawn(random, (length, 3 * heads * dim), ref.FLOAT16)
-    relative: npt.NDArray[np.float32] | None = None
-    if alibi:
-        distances = np.abs(np.arange(1 - length, length, dtype=np.float64))
-        relative = (-np.array([[0.0625], [0.00390625]]) * distances).astype(np.float32)
-    got = run_attention(device, ref.FLOAT16, qkv, [length], heads, hopper, relative=relative)
-    q, k, v = ref.exact(qkv).reshape(length, 3, heads, dim).transpose(1, 2, 0, 3)
-    rows = np.array([0, 1, 63, 64, 4095, 4096, 8191])
-    scores = q[:, rows] @ k.transpose(0, 2, 1) / np.sqrt(dim)
-    if relative is not None:
-        scores += relative[:, np.arange(length) - rows[:, None] + length - 1]
-    weights = np.exp(scores - scores.max(axis=2, keepdims=True))
-    wanted = (weights / weights.sum(axis=2, keepdims=True) @ v).transpose(1, 0, 2).reshape(len(rows), -1)
-    assert ref.error(got[rows], wanted) <= 2.5 * ref.rounding(wanted, ref.FLOAT16)
