@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 from embert.engine.host import blas_threads
@@ -19,26 +19,10 @@ from embert.server.observability.logs import DUMP_SIGNAL
 
 HTTP_HANG_S = 30.0  # without an iteration of its event loop
 _KILL_WAIT_S = 5.0
-BACKOFF_FIRST_S, BACKOFF_MAX_S = 0.1, 10.0
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 10.0
 
 Kind = Literal["http", "engine"]
 _MODULES: dict[Kind, str] = {"http": "embert.server.frontend.process", "engine": "embert.server.engine_worker.process"}
-
-
-@dataclass(slots=True)
-class Backoff:
-    """The pause before a start: doubles with every failure, up to BACKOFF_MAX_S."""
-
-    _delay_s: float = BACKOFF_FIRST_S
-
-    def next_s(self) -> float:
-        """Returns the pause; the next one is twice as long."""
-        delay_s = self._delay_s
-        self._delay_s = min(2 * delay_s, BACKOFF_MAX_S)
-        return delay_s
-
-    def reset(self) -> None:
-        self._delay_s = BACKOFF_FIRST_S
 
 
 @dataclass(eq=False)
@@ -48,7 +32,7 @@ class Child:
     kind: Kind
     index: int
     starts: int = 0
-    backoff: Backoff = field(default_factory=Backoff)
+    pause_s: float = FIRST_PAUSE_S  # before its next start
     started: float = 0.0
     start_at: float | None = None  # time of its next start
     ready: bool = False
@@ -109,21 +93,16 @@ class Child:
         self.slowest_start_s = max(self.slowest_start_s, self.ready_since - self.started)
 
     def start_later(self) -> float:
-        """Schedule the next start after a pause, and return the pause in seconds."""
-        delay_s = self.backoff.next_s()
-        self.start_at = time.monotonic() + delay_s
-        return delay_s
+        """Schedule the next start after a pause, and return the pause in seconds. It doubles with every failure."""
+        pause_s, self.pause_s = self.pause_s, min(2 * self.pause_s, LONGEST_PAUSE_S)
+        self.start_at = time.monotonic() + pause_s
+        return pause_s
 
     def dump_stacks(self) -> None:
-        """Make a hung process log the stacks of its threads, a moment before `kill_hung`."""
+        """Make a hung process log the stacks of its threads, a moment before it is killed."""
         assert self.process is not None  # noqa: S101 - only a running process hangs
         self.ready, self.killed = False, True
         self.process.send_signal(DUMP_SIGNAL)
-
-    def kill_hung(self) -> None:
-        """Kill the process. Its end is handled like any other."""
-        assert self.process is not None  # noqa: S101 - only a running process hangs
-        self.process.kill()
 
     def kill(self) -> None:
         """Kill the process if it runs, and wait a few seconds for its end."""

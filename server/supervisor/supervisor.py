@@ -43,7 +43,7 @@ from embert.server.ipc.shared_counters import SharedCounters
 from embert.server.ipc.signals import handle_signals
 from embert.server.observability.metric_memory import MetricMemory
 from embert.server.supervisor.announcement import announce
-from embert.server.supervisor.child import Child, Kind
+from embert.server.supervisor.child import FIRST_PAUSE_S, Child, Kind
 from embert.server.supervisor.engine_models import EngineModels
 from embert.server.supervisor.hangs import STABLE_S, HangDetector, Outages
 from embert.server.supervisor.planned_model import PlannedModel
@@ -358,7 +358,7 @@ class Supervisor:
             if child.process is None:
                 continue
             if child.killed:
-                child.kill_hung()  # its stacks are in the log by now
+                child.process.kill()  # its stacks are in the log by now; its end is handled like any other
             elif was_stopped:
                 self._hangs.restart_clock(child)
             elif (hung := self._hangs.reason(child, now)) is not None:
@@ -441,7 +441,7 @@ class Supervisor:
             self._give_up()
             return
         if time.monotonic() - child.ready_since > STABLE_S:
-            child.backoff.reset()
+            child.pause_s = FIRST_PAUSE_S
         delay_s = child.start_later()
         log.error("%s %s; restarting in %.1f s", child.name, exit_detail, delay_s)
         if child.kind == "engine":
