@@ -155,6 +155,9 @@ __global__ void __launch_bounds__(kCombined * 32)
   values.normalize_into(y + size_t(row) * hidden, gamma, beta, lane, hidden, epsilon);
 }
 
+// Models with experts have rows of 768 elements: 3 packs in 16 bits, 6 in FP32.
+using RoutedPacks = std::integer_sequence<int, 3, 6, kMaxRowPacks>;
+
 int blocks_of(int rows) {
   return (rows + kRoutedRows - 1) / kRoutedRows;
 }
@@ -168,7 +171,7 @@ Status route_rows(DType dtype, const void* x, const float* weight, int rows, int
     return Status::refused("route: ", kind.top_k, " of ", kind.experts, " experts; at most ", kMaxExperts);
   return with_dtype(dtype, [&](auto type) {
     using T = decltype(type);
-    return with_row_packs<T>("route", hidden, [&](auto packs) {
+    return with_row_packs_of<T>("route", hidden, RoutedPacks(), [&](auto packs) {
       return launch("route", route_kernel<T, packs>, blocks_of(rows), kThreads, 0, stream, static_cast<const T*>(x),
                     weight, rows, hidden, routed);
     });
@@ -188,7 +191,7 @@ Status combine_rows(DType dtype, const void* x, const void* outputs, const Route
                     const Norm& norm, int rows, int hidden, float epsilon, void* y, const Stream& stream) {
   return with_dtype(dtype, [&](auto type) {
     using T = decltype(type);
-    return with_row_packs<T>("combine", hidden, [&](auto packs) {
+    return with_row_packs_of<T>("combine", hidden, RoutedPacks(), [&](auto packs) {
       return launch("combine", combine_kernel<T, packs>, (rows + kCombined - 1) / kCombined, kCombined * 32, 0, stream,
                     static_cast<const T*>(x), static_cast<const T*>(outputs), routed, bias, norm, rows, hidden, epsilon,
                     static_cast<T*>(y));

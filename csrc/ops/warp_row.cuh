@@ -1,6 +1,8 @@
 // A row of up to kPacks · 32 packs in one warp's FP32 registers, and its LayerNorm.
 #pragma once
 
+#include <utility>
+
 #include "common/launch.h"
 #include "common/numeric.cuh"
 
@@ -122,12 +124,19 @@ __device__ __forceinline__ void load_row(Pack<T> (&packs)[kPacks], const T* row,
 
 constexpr int kMaxRowPacks = 8;  // 2 048 elements of 16 bits, 1 024 of FP32; with more, registers spill
 
-// Returns f(packs that a lane holds of a row of `hidden`, as a compile-time constant).
+// Returns f(packs of a lane, as a compile-time constant): the first of these that hold a row of `hidden` elements. More
+// than it needs change no bits. Instances take long to compile.
+template <typename T, int... kPacks, typename F>
+Status with_row_packs_of(const char* name, int hidden, std::integer_sequence<int, kPacks...>, F&& f) {
+  const int needed = (hidden + 32 * Pack<T>::kSize - 1) / (32 * Pack<T>::kSize);
+  if (needed < 1 || needed > kMaxRowPacks) return Status::refused(name, ": hidden size ", hidden, " is too large");
+  int packs = 0;
+  ((packs = packs == 0 && kPacks >= needed ? kPacks : packs), ...);
+  return with_constant<kPacks...>(packs, f);
+}
 template <typename T, typename F>
 Status with_row_packs(const char* name, int hidden, F&& f) {
-  const int packs = (hidden + 32 * Pack<T>::kSize - 1) / (32 * Pack<T>::kSize);
-  if (packs < 1 || packs > kMaxRowPacks) return Status::refused(name, ": hidden size ", hidden, " is too large");
-  return with_constant<1, 2, 3, 4, 6, kMaxRowPacks>(packs == 5 ? 6 : packs, f);
+  return with_row_packs_of<T>(name, hidden, std::integer_sequence<int, 2, 3, 4, 6, kMaxRowPacks>(), f);
 }
 
 }  // namespace embert

@@ -1,5 +1,5 @@
-// The cooperative GEMM: y[rows, out] = activation(x[rows, in] · W[out, in]ᵀ + bias (+ residual)) on Hopper for many
-// rows, where there is a residual (attention out, FFN out) or K is long.
+// The cooperative GEMM: y[rows, out] = x[rows, in] · W[out, in]ᵀ + bias (+ residual) on Hopper for many rows, where
+// there is a residual (attention out, FFN out) or K is long and no activation follows.
 //
 // The consumers, two or three, share one tile of 128 or 256 columns, 64 rows each. The others are a few steps behind
 // the first, so that the epilogue of one overlaps with the products of another. A wide tile reads less shared memory
@@ -100,7 +100,7 @@ struct NarrowingTileScheduler : TileScheduler<Shape> {
 
 // Runs a block. With int8 operands, sums are dequantized, 128 columns at a time, before the epilogue of 16-bit
 // operands: the columns' scales pass through the memory that holds the constants afterwards.
-template <typename T, typename Shape, Activation kActivation, bool kResidual, bool kPrescaledRows, int kBlock = 0>
+template <typename T, typename Shape, bool kResidual, bool kPrescaledRows, int kBlock = 0>
 __device__ __forceinline__ void cooperative_tiles(const CUtensorMap& x_map, const CUtensorMap& w_map,
                                                   const CUtensorMap& narrow_w_map, const CUtensorMap& residual_map,
                                                   const CUtensorMap& y_map, const GemmArguments& args, int full_rows,
@@ -212,8 +212,8 @@ __device__ __forceinline__ void cooperative_tiles(const CUtensorMap& x_map, cons
 
       // The epilogue, 64 rows and 16 columns at a time.
       float2 scale[2];
-      scale[0] = scale[1] = unnormed<kResidual, kPrescaledRows>(activation_factor(kActivation));
-      if (args.row_stats != nullptr) row_stats.scales(args, activation_factor(kActivation), lane, scale);
+      scale[0] = scale[1] = unnormed<kResidual, kPrescaledRows>(1.0f);
+      if (args.row_stats != nullptr) row_stats.scales(args, 1.0f, lane, scale);
       constexpr int kChunks = kStatColumns / 16;
 #pragma unroll
       for (int part = 0; part < Shape::kColumns / kStatColumns; ++part) {
@@ -264,7 +264,7 @@ __device__ __forceinline__ void cooperative_tiles(const CUtensorMap& x_map, cons
 #pragma unroll
           for (int i = 0; i < 4; ++i) {
             const int element = 8 * (kInt8Operands ? in_part : chunk) + 4 * (i / 2) + 2 * (i % 2);
-            packed[i] = finish<Out, kActivation, kResidual, kPrescaledRows>(
+            packed[i] = finish<Out, Activation::kNone, kResidual, kPrescaledRows>(
                 c[element], c[element + 1], column_constants[i / 2], scale[i % 2], residuals[i], next_gammas[i / 2],
                 i < 2, sums[i % 2][in_part]);
           }
@@ -290,13 +290,13 @@ __device__ __forceinline__ void cooperative_tiles(const CUtensorMap& x_map, cons
   }
 }
 
-template <typename T, typename Shape, Activation kActivation, bool kResidual, bool kPrescaledRows>
+template <typename T, typename Shape, bool kResidual, bool kPrescaledRows>
 __global__ void __launch_bounds__(Shape::kThreads, 1)
     cooperative_kernel(const __grid_constant__ CUtensorMap x_map, const __grid_constant__ CUtensorMap w_map,
                        const __grid_constant__ CUtensorMap narrow_w_map,
                        const __grid_constant__ CUtensorMap residual_map, const __grid_constant__ CUtensorMap y_map,
                        const GemmArguments args, int full_rows) {
-  EMBERT_SM90A("cooperative_kernel", cooperative_tiles<T, Shape, kActivation, kResidual, kPrescaledRows>(
+  EMBERT_SM90A("cooperative_kernel", cooperative_tiles<T, Shape, kResidual, kPrescaledRows>(
                                          x_map, w_map, narrow_w_map, residual_map, y_map, args, full_rows, {}));
 }
 
@@ -308,8 +308,8 @@ __global__ void __launch_bounds__(Shape::kThreads, 1)
                             const __grid_constant__ CUtensorMap residual_map, const __grid_constant__ CUtensorMap y_map,
                             const GemmArguments args, int full_rows, const DequantScales scales) {
   EMBERT_SM90A("cooperative_int8_kernel",
-               cooperative_tiles<int8_t, Shape, Activation::kNone, true, false, kBlock>(
-                   x_map, w_map, narrow_w_map, residual_map, y_map, args, full_rows, scales));
+               cooperative_tiles<int8_t, Shape, true, false, kBlock>(x_map, w_map, narrow_w_map, residual_map, y_map,
+                                                                     args, full_rows, scales));
 }
 
 }  // namespace embert::sm90

@@ -20,6 +20,12 @@ Status with_activation(Activation activation, const Run& run) {
   return with_constant<Activation::kGeluErf, Activation::kGeluTanh, Activation::kRelu, Activation::kNone>(activation,
                                                                                                           run);
 }
+// The same between the GEMMs of a feed-forward layer, whose first one has an activation.
+template <typename Run>
+Status with_inner_activation(Activation activation, const Run& run) {
+  return with_constant<Activation::kGeluErf, Activation::kGeluTanh, Activation::kRelu>(activation, run);
+}
+
 // The same of a gated GEMM, which has one (sm90_checks.h).
 template <typename Run>
 Status with_gate(Activation activation, const Run& run) {
@@ -71,7 +77,7 @@ class LinearSm90 final : public Linear {
   Status run_rope(const Call& call, const GemmConfig& tile);
   template <typename T, bool kPrescaledRows>
   Status run_gated(const Call& call, const GemmConfig& tile);
-  template <typename T, typename Shape, Activation kActivation, bool kResidual, bool kPrescaledRows>
+  template <typename T, typename Shape, bool kResidual, bool kPrescaledRows>
   Status run_cooperative(const Call& call);
   GemmArguments arguments_of(const Call& call, int tile_columns = 0) const;
   GemmOperands operands_of(const Call& call) const;

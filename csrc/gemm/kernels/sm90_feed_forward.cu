@@ -17,7 +17,7 @@ class FeedForwardSm90 final : public FeedForward {
     const bool same_norms = (in.weights_.input_norm.gamma == nullptr) == (out.weights_.residual_norm.gamma == nullptr);
     return same_norms && !in.weights_.gated && in.weights_.k == FeedForwardShape::kHidden &&
            out.weights_.n == FeedForwardShape::kHidden && in.weights_.n % FeedForwardShape::kChunk == 0 &&
-           in.weights_.n <= FeedForwardShape::kMaxInner &&
+           in.weights_.n <= FeedForwardShape::kMaxInner && in.weights_.activation != Activation::kNone &&
            (in.weights_.input_norm.gamma != nullptr || !in.weights_.prescaled_rows);
   }
 
@@ -28,7 +28,7 @@ class FeedForwardSm90 final : public FeedForward {
     const LinearSm90::Call call{
         x, x, rows, y, y_stats, y_splits, stream.alternate_direction()};  // x is its own residual
     return with_half_dtype(in_.owner_.dtype(), [&](auto type) {
-      return with_activation(in_.weights_.activation, [&](auto activation) {
+      return with_inner_activation(in_.weights_.activation, [&](auto activation) {
         using T = decltype(type);
         constexpr Activation kActivation = decltype(activation)::value;
         return launch_fused(in_.weights_.prescaled_rows ? feed_forward_kernel<T, kActivation, true>

@@ -71,11 +71,13 @@ class Int8LinearSm90 final : public Linear {
   int columns() const { return weights_.n; }
 
   // y in blocks of 128 columns, where writes_blocks.
-  bool writes_blocks(int rows) const { return rows > 0 && tile_of(rows).kernel != GemmKernel::kSmallM; }
+  bool writes_blocks(int rows) const {
+    return rows > 0 && weights_.activation != Activation::kNone && tile_of(rows).kernel != GemmKernel::kSmallM;
+  }
   Status write_blocks(const RowView& x, int rows, const QuantizedBlocks& to, const Stream& stream) {
     EMBERT_TRY(quantize(x, rows, stream));
     const Call call{{}, rows, to.data, nullptr, stream, weights_.quantized.data, to.maxima};
-    return with_activation(weights_.activation, [&](auto activation) {
+    return with_inner_activation(weights_.activation, [&](auto activation) {
       constexpr Activation kActivation = decltype(activation)::value;
       return tile_of(rows).kernel == GemmKernel::kShared ? run_plain(call, block_kernel<kActivation, false>)
                                                          : run_plain(call, block_kernel<kActivation, true>);

@@ -53,11 +53,10 @@ GemmOperands LinearSm90::operands_of(const Call& call) const {
   return {"hopper gemm", call.x.data, weights_.weight, 64, weights_.n};
 }
 
-template <typename T, typename Shape, Activation kActivation, bool kResidual, bool kPrescaledRows>
+template <typename T, typename Shape, bool kResidual, bool kPrescaledRows>
 Status LinearSm90::run_cooperative(const Call& call) {
   call.y_splits = 1;
-  return launch_cooperative<Shape, kResidual>(owner_,
-                                              cooperative_kernel<T, Shape, kActivation, kResidual, kPrescaledRows>,
+  return launch_cooperative<Shape, kResidual>(owner_, cooperative_kernel<T, Shape, kResidual, kPrescaledRows>,
                                               operands_of(call), arguments_of(call, Shape::kColumns), call.stream);
 }
 
@@ -77,9 +76,10 @@ template <typename T, bool kPrescaledRows>
 Status LinearSm90::run_plain(const Call& call, GemmKernel kernel) {
   return with_activation(weights_.activation, [&](auto activation) {
     constexpr Activation kActivation = decltype(activation)::value;
-    if constexpr (!kPrescaledRows) {  // prescaled rows imply a LayerNorm, of too few columns for this kernel
-      if (kernel == GemmKernel::kCooperative256)
-        return run_cooperative<T, Cooperative256, kActivation, false, false>(call);
+    // Prescaled rows imply a LayerNorm, of too few columns for this kernel. Activations follow products of up to 2 048
+    // columns, for which ping-pong is as fast (heuristics.cpp).
+    if constexpr (!kPrescaledRows && kActivation == Activation::kNone) {
+      if (kernel == GemmKernel::kCooperative256) return run_cooperative<T, Cooperative256, false, false>(call);
     }
     return launch_pingpong<PingPongShape>(owner_,
                                           kernel == GemmKernel::kShared
@@ -91,11 +91,9 @@ Status LinearSm90::run_plain(const Call& call, GemmKernel kernel) {
 
 template <typename T, bool kPrescaledRows>
 Status LinearSm90::run_residual(const Call& call, GemmKernel kernel) {
-  if (kernel == GemmKernel::kCooperative256)
-    return run_cooperative<T, Cooperative256, Activation::kNone, true, kPrescaledRows>(call);
-  if (kernel == GemmKernel::kCooperative128)
-    return run_cooperative<T, Cooperative128, Activation::kNone, true, kPrescaledRows>(call);
-  return run_cooperative<T, Cooperative192x128, Activation::kNone, true, kPrescaledRows>(call);
+  if (kernel == GemmKernel::kCooperative256) return run_cooperative<T, Cooperative256, true, kPrescaledRows>(call);
+  if (kernel == GemmKernel::kCooperative128) return run_cooperative<T, Cooperative128, true, kPrescaledRows>(call);
+  return run_cooperative<T, Cooperative192x128, true, kPrescaledRows>(call);
 }
 
 template <typename T, bool kPrescaledRows>
