@@ -68,8 +68,9 @@ LONGEST = (
 )  # fmt: skip
 
 
-# Files whose tests run in one process: several would each start these servers, or import this library for 10 s.
+# Files whose tests run in one process: several would each start servers, a browser, or import a library for 10 s.
 GROUPS = {
+    "page": (re.compile(r"server/frontend/playground/"), re.compile("")),
     "heads": (
         re.compile(r"(server/frontend/|server/protocols/|test_docs)"),
         re.compile(r"\b(reranker|classifier|three_heads|late_interaction|splade)\b"),
