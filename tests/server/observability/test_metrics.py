@@ -101,16 +101,9 @@ def test_labels_that_are_known_are_all_there(at_rest: dict[str, float]) -> None:
 
 
 def test_info_metrics(at_rest: dict[str, float]) -> None:
-    names = [sample for sample in at_rest if sample.startswith("embert_model_info")]
-    assert len(names) == 1
-    for fact in (
-        f'model="{MODEL}"',
-        f'model_id="{MODEL}"',
-        'dtype="float32"',
-        'backend="stand-in"',
-        'device="cpu"',
-    ):
-        assert fact in names[0]
+    (info,) = [sample for sample in at_rest if sample.startswith("embert_model_info")]
+    facts = {"model": MODEL, "model_id": MODEL, "dtype": "float32", "backend": "stand-in", "device": "cpu"}
+    assert all(f'{name}="{value}"' in info for name, value in facts.items())
 
 
 def test_requests_count(fresh: Live, at_rest: dict[str, float]) -> None:
