@@ -1,9 +1,8 @@
-#include "cpu/attention.h"
-
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
 
+#include "cpu/functions.h"
 #include "cpu/gemm/tile.h"
 #include "cpu/memory.h"
 #include "cpu/simd.h"

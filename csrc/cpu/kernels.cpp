@@ -1,9 +1,5 @@
 // The table of the kernels of one instruction set.
-#include "cpu/kernels.h"
-
-#include "cpu/attention.h"
-#include "cpu/gemm/linear.h"
-#include "cpu/row_ops.h"
+#include "cpu/functions.h"
 
 namespace embert::cpu::EMBERT_ISA {
 

@@ -1,8 +1,7 @@
-#include "cpu/row_ops.h"
-
 #include <algorithm>
 #include <cmath>
 
+#include "cpu/functions.h"
 #include "cpu/gemm/tile.h"
 #include "cpu/simd.h"
 #include "cpu/thread_pool.h"

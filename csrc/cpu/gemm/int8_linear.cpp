@@ -6,8 +6,8 @@
 #include <cstdint>
 #include <cstring>
 
+#include "cpu/functions.h"
 #include "cpu/gemm/epilogue.h"
-#include "cpu/gemm/linear.h"
 #include "cpu/gemm/tile.h"
 #include "cpu/kernels.h"
 #include "cpu/memory.h"

@@ -1,9 +1,8 @@
-#include "cpu/gemm/linear.h"
-
 #include <algorithm>
 #include <cstddef>
 #include <cstring>
 
+#include "cpu/functions.h"
 #include "cpu/gemm/epilogue.h"
 #include "cpu/gemm/tile.h"
 #include "cpu/kernels.h"
