@@ -112,15 +112,10 @@ __global__ void __launch_bounds__(kWarps * 32)
                           const RelativeScores relative) {
   attend_queries<128, kRelative, false>(qkv, tiles, heads, dim, scale, context, relative, OwnKeys{heads, dim}, {});
 }
+template <typename Prefixes>
 __global__ void __launch_bounds__(kWarps * 32)
     attention_fp32_decoder_kernel(const float* qkv, const AttentionTile* tiles, SharedKeys columns, float scale,
-                                  float* context, KeyWindow window) {
-  attend_queries<256, false, true>(qkv, tiles, columns.heads, columns.dim, scale, context, {}, columns, window);
-}
-
-__global__ void __launch_bounds__(kWarps * 32)
-    attention_fp32_prefix_kernel(const float* qkv, const AttentionTile* tiles, SharedKeys columns, float scale,
-                                 float* context, KeyWindow window, SharedPrefixes prefixes) {
+                                  float* context, KeyWindow window, Prefixes prefixes) {
   attend_queries<256, false, true>(qkv, tiles, columns.heads, columns.dim, scale, context, {}, columns, window,
                                    prefixes);
 }
@@ -143,18 +138,16 @@ Status attention_fp32(const void* qkv, const AttentionWork& work, int heads, int
 Status attention_fp32_decoder(const void* qkv, const WindowedWork& work, const AttentionHeads& shape, void* context,
                               const Stream& stream) {
   const SharedKeys columns{shape.heads, shape.kv_heads, shape.heads / shape.kv_heads, shape.head_size};
-  const auto run = [&](const char* name, auto kernel, const AttentionTile* tiles, int count, const auto&... prefixes) {
+  const auto run = [&](const char* name, const AttentionTile* tiles, int count, auto prefixes) {
     if (count == 0) return Status();
-    return launch(name, kernel, dim3(shape.heads, count), kWarps * 32, 0, stream, static_cast<const float*>(qkv), tiles,
-                  columns, float(scale_of(shape)), static_cast<float*>(context), window_of(work.window, shape.causal),
-                  prefixes...);
+    return launch(name, attention_fp32_decoder_kernel<decltype(prefixes)>, dim3(shape.heads, count), kWarps * 32, 0,
+                  stream, static_cast<const float*>(qkv), tiles, columns, float(scale_of(shape)),
+                  static_cast<float*>(context), window_of(work.window, shape.causal), prefixes);
   };
   EMBERT_TRY(work.prefixes == nullptr
-                 ? run("attention_fp32_decoder", attention_fp32_decoder_kernel, work.tiles, work.tile_count)
-                 : run("attention_fp32_prefix", attention_fp32_prefix_kernel, work.tiles, work.tile_count,
-                       SharedPrefixes{work.prefixes}));
-  EMBERT_TRY(run("attention_fp32_decoder", attention_fp32_decoder_kernel, work.shorts, work.short_count));
-  return {};
+                 ? run("attention_fp32_decoder", work.tiles, work.tile_count, NoPrefixes())
+                 : run("attention_fp32_prefix", work.tiles, work.tile_count, SharedPrefixes{work.prefixes}));
+  return run("attention_fp32_decoder", work.shorts, work.short_count, NoPrefixes());
 }
 
 }  // namespace embert

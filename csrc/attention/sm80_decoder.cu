@@ -21,18 +21,10 @@ constexpr int kBlocks = kDim == 64    ? 4
                         : kDim == 128 ? 2
                                       : 1;  // on a multiprocessor
 
-template <typename T, int kDim>
+template <typename T, int kDim, typename Prefixes>
 __global__ void __launch_bounds__(kTileThreads, kBlocks<kDim>)
     attention_sm80_decoder_kernel(const T* qkv, const AttentionTile* tiles, SharedKeys columns, float scale_log2,
-                                  T* context, Queries queries, KeyWindow window) {
-  attend_tile<T, kDim, false, true>(qkv, tiles, gridDim.y - 1 - blockIdx.y, scale_log2, context, queries, {}, columns,
-                                    window);
-}
-
-template <typename T, int kDim>
-__global__ void __launch_bounds__(kTileThreads, kBlocks<kDim>)
-    attention_sm80_prefix_kernel(const T* qkv, const AttentionTile* tiles, SharedKeys columns, float scale_log2,
-                                 T* context, Queries queries, KeyWindow window, SharedPrefixes prefixes) {
+                                  T* context, Queries queries, KeyWindow window, Prefixes prefixes) {
   attend_tile<T, kDim, false, true>(qkv, tiles, gridDim.y - 1 - blockIdx.y, scale_log2, context, queries, {}, columns,
                                     window, prefixes);
 }
@@ -52,13 +44,13 @@ Status launch_decoder(const void* qkv, const WindowedWork& work, const Attention
   const float scale_log2 = float(1.4426950408889634 * scale_of(shape));
   const auto* const x = static_cast<const T*>(qkv);
   auto* const y = static_cast<T*>(context);
-  const auto run = [&](const char* name, auto kernel, const auto&... prefixes) {
-    return launch_work(name, kernel, shape.heads, work.tile_count, tile_shared_bytes<T, kDim>(), stream, x, work.tiles,
-                       columns, scale_log2, y, work.queries, window, prefixes...);
+  const auto run = [&](const char* name, auto prefixes) {
+    return launch_work(name, attention_sm80_decoder_kernel<T, kDim, decltype(prefixes)>, shape.heads, work.tile_count,
+                       tile_shared_bytes<T, kDim>(), stream, x, work.tiles, columns, scale_log2, y, work.queries,
+                       window, prefixes);
   };
-  EMBERT_TRY(work.prefixes == nullptr
-                 ? run("attention_sm80_decoder", attention_sm80_decoder_kernel<T, kDim>)
-                 : run("attention_sm80_prefix", attention_sm80_prefix_kernel<T, kDim>, SharedPrefixes{work.prefixes}));
+  EMBERT_TRY(work.prefixes == nullptr ? run("attention_sm80_decoder", NoPrefixes())
+                                      : run("attention_sm80_prefix", SharedPrefixes{work.prefixes}));
   return launch_work("attention_decoder_short", attention_sm80_decoder_short_kernel<T, kDim>,
                      (shape.heads + kShortPairs - 1) / kShortPairs, work.short_count, short_shared_bytes<T, kDim>(),
                      stream, x, work.shorts, columns, scale_log2, y, window);
