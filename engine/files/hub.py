@@ -189,36 +189,27 @@ def _limit_wait(request: Any) -> None:
 def _reason(error: Exception) -> str:
     """Reason why the hub did not give the files, and the remedy."""
     # Imported already by _download.
-    from huggingface_hub import constants
-    from huggingface_hub.errors import (
-        GatedRepoError,
-        HfHubHTTPError,
-        HFValidationError,
-        LocalEntryNotFoundError,
-        OfflineModeIsEnabled,
-        RepositoryNotFoundError,
-        RevisionNotFoundError,
-    )
+    from huggingface_hub import constants, errors
 
     # snapshot_download wraps the cause; its own message is about its own parameters.
-    if isinstance(error, LocalEntryNotFoundError) and isinstance(error.__cause__, Exception):
+    if isinstance(error, errors.LocalEntryNotFoundError) and isinstance(error.__cause__, Exception):
         error = error.__cause__
 
-    if isinstance(error, GatedRepoError):
+    if isinstance(error, errors.GatedRepoError):
         return "it is gated: accept its terms on the hub, and set HF_TOKEN to a token of that account"
-    if isinstance(error, RepositoryNotFoundError):
+    if isinstance(error, errors.RepositoryNotFoundError):
         return "the hub does not know it, or it is private: set HF_TOKEN to a token that may read it"
-    if isinstance(error, RevisionNotFoundError):
+    if isinstance(error, errors.RevisionNotFoundError):
         return "the hub knows the model, but not this revision"
-    refusal = error if isinstance(error, HfHubHTTPError) else error.__cause__
-    if isinstance(refusal, HfHubHTTPError) and refusal.response.status_code in (401, 403):
+    refusal = error if isinstance(error, errors.HfHubHTTPError) else error.__cause__
+    if isinstance(refusal, errors.HfHubHTTPError) and refusal.response.status_code in (401, 403):
         return f"the hub refused HF_TOKEN ({refusal.response.status_code}): it is wrong, expired or may not read this"
-    if isinstance(error, HFValidationError):
+    if isinstance(error, errors.HFValidationError):
         return _first_line(error)
     remedy = "fetch it where the hub can be reached (hf download MODEL --local-dir FOLDER) and serve that folder"
-    if isinstance(error, OfflineModeIsEnabled) or constants.HF_HUB_OFFLINE:
+    if isinstance(error, errors.OfflineModeIsEnabled) or constants.HF_HUB_OFFLINE:
         return f"HF_HUB_OFFLINE is set, so the hub is not asked: unset it, or {remedy}"
-    if isinstance(refusal, HfHubHTTPError):
+    if isinstance(refusal, errors.HfHubHTTPError):
         return f"{constants.ENDPOINT} responded with {refusal.response.status_code}: try again later, or {remedy}"
     network = "check the network, name a mirror (HF_ENDPOINT)"
     # Version 1 of the hub's client raises httpx's errors, version 2 those of httpx2.

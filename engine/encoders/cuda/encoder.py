@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from embert.engine.batch import PackedBatch, TaskOutput, cumulative
 from embert.engine.encoders.base import Encoder
+from embert.engine.encoders.cuda import shapes
 from embert.engine.encoders.cuda.adapters import (
     AdapterSlice,
     adapted_tensors,
@@ -30,16 +31,6 @@ from embert.engine.encoders.cuda.heads import (
     captured_tasks,
     head_tensors,
     without_padding,
-)
-from embert.engine.encoders.cuda.shapes import (
-    check_heads,
-    check_layers,
-    classifies_on_the_host,
-    describe,
-    device_pooling,
-    embeds_on_the_host,
-    on_the_host,
-    shares_tasks,
 )
 from embert.engine.encoders.cuda.weights import chosen_dtype
 from embert.engine.encoders.positions import padding_positions
@@ -134,8 +125,8 @@ class CudaEncoder(Encoder):
         self._cuda, self._device_index = _open_device(device)
         self.device = f"cuda:{self._device_index}"
         self.device_name, self.compute_capability, _ = self._cuda.device_info(self._device_index)
-        check_layers(model)
-        check_heads(model)
+        shapes.check_layers(model)
+        shapes.check_heads(model)
         self.hidden_size = model.config.hidden_size
         self._model = model
         self._has = model.tasks
@@ -146,14 +137,16 @@ class CudaEncoder(Encoder):
         self._checkpoint = Checkpoint.open(model)
         self._config = model.config
         self.dtype, dtype_reason = chosen_dtype(dtype, model, self._checkpoint)
-        self._host_classifier = HostClassifier(model, self._checkpoint) if classifies_on_the_host(model) else None
-        self._host_embedding = HostEmbedding(model) if embeds_on_the_host(model) else None
+        self._host_classifier = (
+            HostClassifier(model, self._checkpoint) if shapes.classifies_on_the_host(model) else None
+        )
+        self._host_embedding = HostEmbedding(model) if shapes.embeds_on_the_host(model) else None
         token_classifier = model.heads.token_classifier
         self._token_logits = None if token_classifier is None else TokenLogits(token_classifier)
         classifier = model.heads.classifier
         self._padding_id = None if classifier is None else classifier.padding_id
         self.sharing = Sharing(
-            shares_tasks(model),
+            shapes.shares_tasks(model),
             self._padding_id,
             step=8,  # of the extension's kernels (csrc/ops/attention_work.h)
             least_text=33,  # shorter texts take other kernels
@@ -222,7 +215,7 @@ class CudaEncoder(Encoder):
         options.cublaslt_library = _cublaslt_library()
         options.fold = fold
         options.graphs = self._graphs
-        encoder = self._cuda.make_encoder(describe(self._cuda, self._model, self.dtype), options)
+        encoder = self._cuda.make_encoder(shapes.describe(self._cuda, self._model, self.dtype), options)
         return encoder, self._load(encoder, adapter)
 
     def _load(self, encoder: Any, adapter: int) -> str:
@@ -251,7 +244,7 @@ class CudaEncoder(Encoder):
         if dtype_reason:
             choice += f"; {self.dtype} because {dtype_reason}"
         if self._host_embedding is not None:
-            choice += f"; computed on the host, after the GPU: {on_the_host(self._model)}"
+            choice += f"; computed on the host, after the GPU: {shapes.on_the_host(self._model)}"
         return choice
 
     @property
@@ -375,8 +368,8 @@ class CudaEncoder(Encoder):
         """
         model = self._model
         ids = self_test_ids(model.config)[: self.max_batch_tokens]
-        pooled = vector_of(ids, model.config, self._checkpoint, device_pooling(model), adapter)
-        modules = () if embeds_on_the_host(model) else model.after_pooling
+        pooled = vector_of(ids, model.config, self._checkpoint, shapes.device_pooling(model), adapter)
+        modules = () if shapes.embeds_on_the_host(model) else model.after_pooling
         expected = EmbeddingHead(model.folder, modules)(pooled[None], None, np.zeros(1, np.bool_))[0]
         for lengths in _known_batches(len(ids), model.config.max_positions, self.max_batch_tokens):
             cu_seqlens = cumulative(np.array(lengths, np.int32))
