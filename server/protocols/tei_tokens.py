@@ -74,7 +74,7 @@ async def tokenize(context: RequestContext) -> tuple[bytes, bytes]:
         raise EmptyInput("must not be an empty list", "inputs")
     handle.limits.check_count(len(texts), "inputs")
     handle.check_open()
-    return JSON, await _run(context, request, texts, "inputs", _write_tokens)
+    return JSON, await _run(context, request, texts, "inputs", partial(_write_tokens, len(texts)))
 
 
 async def _tokenize_prompt(context: RequestContext, request: TokenizeRequest, prompt: str) -> tuple[bytes, bytes]:
@@ -96,9 +96,9 @@ async def _run(
     request: TokenizeRequest,
     texts: list[str],
     param: str,
-    collected: Callable[[Iterator[TokenChunk], int], Chunks[tuple[int, ResultT]]],
+    collect: Callable[[Iterator[TokenChunk]], Chunks[tuple[int, ResultT]]],
 ) -> ResultT:
-    """The tokens of texts in the field `param`, as `collected` makes them."""
+    """The tokens of texts in the field `param`, as `collect` returns them."""
     handle = context.handle
     prompt = ""
     if request.prompt_name is not None:
@@ -112,14 +112,14 @@ async def _run(
         handle.check_progress, context.options, partial(handle.limits.check_response_tokens, param=param, more=True)
     )
     context.breakdown.tokens, result = await handle.tokenizer_pool.run(
-        collected(chunks, len(texts)), characters, context.receive, check
+        collect(chunks), characters, context.receive, check
     )
     context.breakdown.tokenize_s = time.perf_counter() - began
     handle.limits.check_response_tokens(context.breakdown.tokens, param)
     return result
 
 
-def _list_tokens(chunks: Iterator[TokenChunk], texts: int) -> Chunks[tuple[int, list[TokenInfo]]]:  # noqa: ARG001
+def _list_tokens(chunks: Iterator[TokenChunk]) -> Chunks[tuple[int, list[TokenInfo]]]:
     """The tokens of one text, and their number."""
     tokens: list[TokenInfo] = []
     for chunk in chunks:
@@ -129,7 +129,7 @@ def _list_tokens(chunks: Iterator[TokenChunk], texts: int) -> Chunks[tuple[int, 
     return len(tokens), tokens
 
 
-def _write_tokens(chunks: Iterator[TokenChunk], texts: int) -> Chunks[tuple[int, bytes]]:
+def _write_tokens(texts: int, chunks: Iterator[TokenChunk]) -> Chunks[tuple[int, bytes]]:
     """Write tokens as JSON, chunk by chunk; returns their number and the JSON."""
     rows: list[list[bytes]] = [[] for _ in range(texts)]
     count = 0

@@ -17,7 +17,7 @@ import numpy as np
 from embert.engine import Encoded, Tokenizer
 from embert.engine.batch import cumulative
 from embert.engine.errors import InputError, InputTooLarge
-from embert.engine.tokenization.encoded import Chunks, EncodedSpans, TokenizeOptions
+from embert.engine.tokenization.encoded import Chunks, EncodedSpans, TokenizeOptions, finish
 from embert.server.engine_client.router import Receive
 from embert.server.http.errors import EmptyInput, Invalid, Overloaded, PayloadTooLarge, ServerError
 from embert.server.request.request_body import TextsAndIds
@@ -201,7 +201,7 @@ class InputTokenizer:
         """Tokenizes texts into one or several sequences each, with the characters of each token."""
         chunks = self.tokenizer.encode_spans_chunks(texts.items, options, stride=stride)
         if texts.characters <= _INLINE_CHARACTERS and not stride:  # a stride multiplies the tokens
-            return _finish_checked(chunks, check)
+            return finish(chunks)
         return await self.pool.run(chunks, texts.characters, receive, check)
 
     async def encode_pairs(
@@ -354,16 +354,6 @@ def _next_chunk(chunks: Chunks[ResultT], result: list[ResultT]) -> int:
 async def _until_left(receive: Callable[[], Awaitable[Any]]) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
-
-
-def _finish_checked(chunks: Chunks[ResultT], check: Callable[[int], None]) -> ResultT:
-    """Runs all chunks and returns the result; `check` gets the number of tokens after each."""
-    result: list[ResultT] = []
-    while True:
-        tokens = _next_chunk(chunks, result)
-        if result:
-            return result.pop()
-        check(tokens)
 
 
 def as_server_error(error: ServerError | InputError) -> ServerError:

@@ -155,13 +155,9 @@ def validate_part(schema: type[RequestT], value: Any, path: str) -> RequestT:
 
 def _without_others(request: RequestT, note: Note) -> RequestT:
     """The request after a look at the fields that its schema does not have."""
-    others = request.__pydantic_extra__
-    if not others:
-        return request
-    schema = type(request)
-    own = schema.model_fields
+    schema, others = type(request), request.__pydantic_extra__ or {}
     sent = {name: value for name, value in request.__dict__.items() if name in request.model_fields_set}
-    translated = translate_fields({**sent, **others}, own, schema.known)
+    translated = translate_fields({**sent, **others}, schema.model_fields, schema.known)
     note(translated)
     if translated.values.keys() == sent.keys() and not translated.names:
         return request

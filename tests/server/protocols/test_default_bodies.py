@@ -64,7 +64,7 @@ RERANKERS: list[tuple[str, str, Any]] = [
     ("RAGFlow, SiliconFlow", "/v1/rerank", DOCUMENTS | {
         "top_n": 2, "return_documents": False, "max_chunks_per_doc": 1024, "overlap_tokens": 80}),
     ("RAGFlow, NVIDIA", "/v1/ranking", NVIDIA | {"truncate": "END", "top_n": 2}),
-    ("RAGFlow, Hugging Face", "/rerank", TEXTS | {"raw_scores": False, "truncate": True}),
+    ("RAGFlow, Hugging Face; LlamaIndex, TEI", "/rerank", TEXTS | {"raw_scores": False, "truncate": True}),
     ("LangChain, NVIDIARerank", "/v1/ranking", NVIDIA),
     ("LlamaIndex, NVIDIARerank", "/v1/ranking", NVIDIA | {"truncate": "NONE"}),
     ("LangChain, CohereRerank", "/v2/rerank", {
@@ -77,8 +77,6 @@ RERANKERS: list[tuple[str, str, Any]] = [
                                                   "top_n": 2}),
     ("Open WebUI, Haystack (Jina), Dify", "/v1/rerank", DOCUMENTS | {"top_n": 2}),
     ("Dify, text-embeddings-inference", "/rerank", TEXTS),
-    ("LlamaIndex, TextEmbeddingInference", "/rerank", TEXTS | {"raw_scores": False, "truncate": True}),
-    ("Haystack, HuggingFaceTEIRanker", "/rerank", TEXTS | {"raw_scores": False}),
     ("Continue, text-embeddings-inference", "/rerank", TEXTS | {
         "return_text": False, "raw_scores": False, "truncation_direction": "Right"}),
     ("clients of several servers", "/rerank", TEXTS | {
