@@ -15,11 +15,6 @@ namespace embert::cpu::EMBERT_ISA {
 constexpr int kTileRows = 6;
 constexpr int kTileVectors = 4;
 
-inline uint32x4_t first_lanes(int count) {
-  constexpr std::int32_t kNumbers[kLanes] = {0, 1, 2, 3};
-  return vcltq_s32(vld1q_s32(kNumbers), vdupq_n_s32(count));
-}
-
 inline Floats load(const float* from, int count) {
   if (count >= kLanes) return load(from);
   float lanes[kLanes] = {};
