@@ -40,8 +40,7 @@ NB_MODULE(_cuda_testing, m) {
           },
           "bench"_a, "x"_a, "residual"_a, "rows"_a, "y"_a, "sums"_a = 0, "parts"_a = 1, "y_stats"_a = 0,
           "`sums` (with `parts` a group): of the residual's rows if there is one, else of x's.")
-      .def_ro("splits", &Product::splits)
-      .def("check_folds", [](const Product& self) { raise(self.provider->check_folds()); });
+      .def_ro("splits", &Product::splits);
 
   nb::class_<TestFeedForward>(m, "BothProducts")
       .def(
@@ -109,7 +108,7 @@ NB_MODULE(_cuda_testing, m) {
             const RopeColumns rope{head_size, rotary_dim, rope_columns, table, positions};
             if (table) weights.rope = &rope;
             bench.check(test->provider->prepare(weights, bench.stream(), test->made));
-            bench.synchronize();  // check_folds needs it completed
+            bench.synchronize();
             return test;
           },
           "provider"_a, "library"_a, "dtype"_a, "weight"_a, "bias"_a, "out"_a, "in_"_a, "activation"_a, "gamma"_a = 0,

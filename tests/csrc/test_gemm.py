@@ -270,19 +270,3 @@ def test_both_products_in_one_kernel_have_the_bits_of_two(
     few, few_sums = run(0, 100, False)
     assert (few == together[:100]).all()
     assert (few_sums == together_sums[:100]).all()
-
-
-@pytest.mark.parametrize("in_rows", [False, True])
-def test_what_cannot_be_folded_is_told(device: Device, random: np.random.Generator, in_rows: bool) -> None:
-    def product(gamma: float) -> Any:
-        weight = ref.stored(random.standard_normal((64, 64)), ref.FLOAT16)
-        vector, exact = device.put(np.full(64, gamma, np.float32)), device.put(weight.astype(np.float32))
-        return device.launch.product(
-            "hopper", "", ref.FLOAT16, device.put(weight), vector, 64, 64, ref.NONE, gamma=vector, beta=vector,
-            exact=exact, prescaled_rows=in_rows,
-        )  # fmt: skip
-
-    product(1.0).check_folds()
-    for gamma in (6e4, 1e-6):
-        with pytest.raises(RuntimeError, match="gamma"):
-            product(gamma).check_folds()

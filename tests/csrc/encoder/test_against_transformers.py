@@ -56,17 +56,6 @@ def mpnet(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return random_mpnet(tmp_path_factory.mktemp("mpnet"), num_hidden_layers=4)
 
 
-def test_relative_positions_of_narrow_heads(tmp_path: Path, random: np.random.Generator) -> None:
-    folder = random_mpnet(tmp_path, **NARROW)
-    ours = CudaEncoder(engine.load_model(str(folder)), max_batch_tokens=MAX_TOKENS)
-    batch = packed(random, random.integers(1, 513, 100))
-    wanted = hugging_face(folder, batch, torch.float64)
-    assert relative_error(in_parts(ours, batch), wanted) <= 1.1 * relative_error(
-        hugging_face(folder, batch, torch.float16), wanted
-    )
-    ours.close()
-
-
 @pytest.mark.parametrize("case", ["roberta, padded with 5", "xlm-roberta", "mpnet"])
 @pytest.mark.parametrize("graphs", [True, False])
 def test_padding_tokens_inside_texts(tmp_path: Path, case: str, graphs: bool) -> None:

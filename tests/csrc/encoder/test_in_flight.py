@@ -24,15 +24,6 @@ def test_two_batches_in_flight(encoder: CudaEncoder, random: np.random.Generator
     assert (encoder.wait(tickets[-1])[Task.EMBED].values == single[-1]).all()
 
 
-def test_a_third_batch_in_flight_is_refused(encoder: CudaEncoder, random: np.random.Generator) -> None:
-    batch = packed(random, np.array([5]))
-    tickets = [encoder.submit(batch), encoder.submit(batch)]
-    with pytest.raises(EncoderError, match="in flight"):
-        encoder.submit(batch)
-    for ticket in tickets:
-        encoder.wait(ticket)
-
-
 def test_a_batch_that_is_refused_harms_none_in_flight(encoder: CudaEncoder, random: np.random.Generator) -> None:
     batch = packed(random, np.array([40, 300]))
     wanted = encoder.encode(batch)
