@@ -132,7 +132,8 @@ async def _serve(
             config.max_connections,
         )
     connections = Connections(limit, config.timeout_keep_alive)
-    metrics.open_connections, metrics.connections_limit = connections.__len__, limit.served
+    metrics.open_connections = connections.__len__
+    metrics.connections_limit.set(limit.served)
 
     def count_refused(route: str, status: int, client: tuple[str, int] | None) -> None:
         metrics.count(route, status)

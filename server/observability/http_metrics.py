@@ -91,20 +91,17 @@ class HttpMetrics:
         self._responses: dict[tuple[str, str, str, int, str], _Responses] = {}  # by their labels
         self.requests_in_flight = 0
         self.ended = dict.fromkeys(OUTCOMES, 0)  # requests that used a model, until the last write
-        self.queues: dict[str, tuple[int, int]] = {}  # by model: tokens admitted by this process, and the limit of all
         self.open_connections: Callable[[], int] = int  # 0 until set
-        self.connections_limit = 0
-        self.held_bytes = 0
-        self._held = gauge("held_bytes", "Bytes of bodies, and of responses until clients have read them.")
+        self.held = gauge("held_bytes", "Bytes of bodies, and of responses until clients have read them.")
         self._in_flight = gauge("requests_in_flight", "HTTP requests in progress, including this scrape.")
         admitted_help = "Tokens of admitted requests without a response."
-        self._admitted = {name: gauge("admitted_tokens", admitted_help, model=name) for name in models}
+        self.admitted = {name: gauge("admitted_tokens", admitted_help, model=name) for name in models}
         limit_help = "Limit of admitted tokens, which a low measured rate reduces; above it, 429."
-        self._queue_limit = {  # the same in all processes
+        self.queue_limit = {  # the same in all processes
             name: gauge("queue_limit_tokens", limit_help, "livemax", model=name) for name in models
         }
         self._connections = gauge("open_connections", "Connections that clients have open, idle ones included.")
-        self._connections_limit = gauge(
+        self.connections_limit = gauge(
             "connections_limit", "Limit of open connections of all HTTP processes; above it, 503 or closed at once."
         )
         rejected_help = "Requests refused, by reason."
@@ -172,12 +169,7 @@ class HttpMetrics:
                     self.ended[responses.outcome] += responses.new
                 responses.new = 0
         self._in_flight.set(self.requests_in_flight)
-        for model, (admitted, limit) in self.queues.items():
-            self._admitted[model].set(admitted)
-            self._queue_limit[model].set(limit)
         self._connections.set(self.open_connections())
-        self._connections_limit.set(self.connections_limit)
-        self._held.set(self.held_bytes)
 
 
 def _count(route: str, model: str, priority: str, status: int, outcome: str = "") -> Counter:

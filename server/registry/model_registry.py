@@ -103,9 +103,10 @@ class ModelRegistry:
     # --- the process ---
 
     def write_metrics(self) -> None:
-        self.metrics.held_bytes = self.held.total
+        self.metrics.held.set(self.held.total)
         for handle in self.all:
-            self.metrics.queues[handle.name] = handle.admission.admitted_tokens, handle.admission.queue_limit
+            self.metrics.admitted[handle.name].set(handle.admission.admitted_tokens)
+            self.metrics.queue_limit[handle.name].set(handle.admission.queue_limit)
         self.metrics.write()
 
     def close(self) -> None:
