@@ -197,6 +197,13 @@ def test_laya_is_served(tmp_path: Path) -> None:
         expected = loaded.decide(STATE, [Question.predicate("they met"), Question.score("how far?", ["near", "far"])])
     with live(str(tmp_path), "--device", "cpu", "--dtype", "float32") as running:
         answers = running.post("/v1/systemone", {"state": STATE, "questions": questions}).json()["answers"]
+        for name, question in questions.items():  # alone, the bits are the same
+            alone = running.post("/v1/systemone", {"state": STATE, "questions": {name: question}}).json()["answers"]
+            assert alone == {name: answers[name]}
+        body = {"input": STATE, "questions": [PREDICATE, SCORE]}
+        met, far = running.post("/v1/decisions", body).json()["answers"]
+    assert met["probability"] == answers["met"]["noul"]
+    assert [each["probability"] for each in far["probabilities"]] == [*answers["far"]["probabilities"].values()]
     assert answers["met"] == {"type": "noul", "noul": near(expected[0].probabilities[0])}
     assert [*answers["far"]["probabilities"].values()] == near([*expected[1].probabilities])
 
