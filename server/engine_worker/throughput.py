@@ -19,7 +19,6 @@ class BusyTime:
     """The times at which the device ran batches of any model, in seconds of the caller's clock."""
 
     last_ended: float = 0.0
-    total_s: float = 0.0
     _spans: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=4096))
 
     def add(self, started: float, ended: float) -> float:
@@ -27,7 +26,6 @@ class BusyTime:
         self._spans.append((max(started, self.last_ended), ended))
         seconds = max(0.0, ended - max(started, self.last_ended))
         self.last_ended = ended
-        self.total_s += seconds
         return seconds
 
     def ratio(self, now: float, window_s: float = 5.0) -> float:

@@ -22,7 +22,6 @@ from tests.server.stand_in import HELD, SLEEP
 
 TOKENS_PER_S = 1000
 GOOD = [101, 7592, 102]
-GOOD_ALONE = [[101, 7593, 102]]
 LONG = [7] * 250
 TEXTS_RUN = 'embert_batch_texts_sum{engine="0"}'
 

@@ -16,7 +16,6 @@ import pytest
 
 from tests.server.live import ROOT
 
-Running = tuple[subprocess.Popen[str], Iterator[str]]
 CODE = """
 import signal
 from embert.server.ipc.signals import handle_signals
