@@ -72,10 +72,7 @@ def main() -> None:
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the supervisor sends Reload instead
     sys.setswitchinterval(0.001)  # seconds; tokenizing threads must not hold up the event loop for long
     gc_tuning.before_imports()
-    try:
-        uvloop.run(_serve(start, control, write_line, memory, region))
-    except KeyboardInterrupt:
-        raise SystemExit(130) from None
+    uvloop.run(_serve(start, control, write_line, memory, region))
 
 
 async def _serve(
