@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-__all__ = ["CSRC", "HOST_SIDE", "build"]
+__all__ = ["CSRC", "HOST_SIDE", "build", "output_of"]
 
 CSRC = Path(__file__).parents[2] / "csrc"
 OBJECTS = CSRC.parent / "build" / "host-objects"
@@ -33,6 +33,11 @@ def build(folder: Path, *sources: Path, name: str = "program", flags: Sequence[s
     built = folder / name
     _run("-o", built, *(_object(source, tuple(flags)) for source in sources), *flags)
     return built
+
+
+def output_of(program: Path, *arguments: object) -> str:
+    """Run a program that succeeds."""
+    return subprocess.run([program, *map(str, arguments)], capture_output=True, text=True, check=True).stdout
 
 
 @functools.cache  # programs share most of their sources

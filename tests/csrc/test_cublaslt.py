@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
 
 import pytest
 
-from tests.csrc.host_program import CSRC, build
+from tests.csrc.host_program import CSRC, build, output_of
 
 STAND_IN = Path(__file__).with_name("stand_in_cublaslt")
 OUT_OF_MEMORY, EXECUTION_FAILED = 3, 13
@@ -27,8 +26,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 @pytest.mark.parametrize(("status", "kind"), [(OUT_OF_MEMORY, "refused"), (EXECUTION_FAILED, "lost")])
 def test_every_call_that_fails_leaves_nothing_behind(program: tuple[Path, Path], status: int, kind: str) -> None:
-    command = [*map(str, program), str(status)]
-    *lines, last = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+    *lines, last = output_of(*program, status).splitlines()
     assert last == f"calls {len(lines) - 1}"
     assert len(lines) > 15
     said = [line.split() for line in lines]

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import itertools
-import subprocess
 from pathlib import Path
 
 import pytest
 
-from tests.csrc.host_program import build
+from tests.csrc.host_program import build, output_of
 
 Run = tuple[int, int, int, int]  # cluster, tile, from, to
 
@@ -22,9 +21,7 @@ CASES = [
 def shares(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[int, int, int], list[Run]]:
     program = build(tmp_path_factory.mktemp("ranges"), Path(__file__).with_name("feed_forward_ranges.cpp"))
     cases = [(tiles, chunks, min(tiles, clusters)) for tiles, chunks, clusters in CASES]
-    numbers = [str(number) for case in cases for number in case]
-    told = subprocess.run([program, *numbers], capture_output=True, text=True, check=True).stdout
-    parts = told.split("\n\n")
+    parts = output_of(program, *itertools.chain(*cases)).split("\n\n")
     return {
         case: [tuple(map(int, line.split())) for line in part.splitlines()]  # type: ignore[misc]
         for case, part in zip(cases, parts, strict=False)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
 
 import pytest
 
-from tests.csrc.host_program import CSRC, build
+from tests.csrc.host_program import CSRC, build, output_of
 
 pytestmark = pytest.mark.timeout(600)  # compilers, on cores that others may use
 
@@ -30,10 +29,6 @@ SMALL_M = 0
 def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     sources = [Path(__file__).with_name("heuristics.cpp"), CSRC / "gemm" / "heuristics.cpp"]
     return build(tmp_path_factory.mktemp("tiles"), *sources)
-
-
-def output_of(program: Path, *arguments: object) -> str:
-    return subprocess.run([program, *map(str, arguments)], capture_output=True, text=True, check=True).stdout
 
 
 def test_the_kernel_fits_its_tile(program: Path) -> None:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
 
 import pytest
 
-from tests.csrc.host_program import build
+from tests.csrc.host_program import build, output_of
 
 MIB = 1024  # in KiB
 
@@ -35,11 +34,10 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ],
 )  # fmt: skip
 def test_large_blocks_are_used_again(program: Path, asked: list[str], blocks: list[int]) -> None:
-    said = subprocess.run([program, *asked], capture_output=True, text=True, check=True)
-    assert [int(number) for number in said.stdout.split()] == blocks
+    assert [int(number) for number in output_of(program, *asked).split()] == blocks
 
 
 @pytest.mark.parametrize("kib", [0, 1, 1023, MIB, 3 * MIB])
 def test_a_block_outlives_what_it_is_from(program: Path, kib: int) -> None:
     """The sanitizer ends the program where memory is freed twice, used after that, or never freed."""
-    subprocess.run([program, f"+{kib}", f"+{kib}", "-0", "x", "-1"], capture_output=True, check=True)
+    output_of(program, f"+{kib}", f"+{kib}", "-0", "x", "-1")

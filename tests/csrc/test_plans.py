@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
 from pathlib import Path
 
 import pytest
 
-from tests.csrc.host_program import CSRC, build
+from tests.csrc.host_program import CSRC, build, output_of
 
 pytestmark = pytest.mark.timeout(600)  # compilers, on cores that others may use
 
@@ -24,9 +23,8 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def plan(program: Path, pooling: int, lengths: list[int], task: int) -> list[int]:
-    batch = [str(number) for length in lengths for number in (length, task)]
-    printed = subprocess.run([program, str(pooling), *batch], capture_output=True, text=True, check=True).stdout
-    return [int(number) for number in printed.split()]
+    batch = [number for length in lengths for number in (length, task)]
+    return [int(number) for number in output_of(program, pooling, *batch).split()]
 
 
 def test_attention_work_follows_from_the_lengths(program: Path) -> None:

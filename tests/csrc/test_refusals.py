@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
-import subprocess
 from pathlib import Path
 
 import pytest
 
-from tests.csrc.host_program import HOST_SIDE, build
+from tests.csrc.host_program import HOST_SIDE, build, output_of
 
 NOTHING_LIVES = "living 0 0 0 0 0"
 
@@ -22,7 +21,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def told(program: Path, scenario: str) -> list[str]:
     """The output of the scenario's steps. A failure leaves no memory, stream, event or graph behind."""
-    lines = subprocess.run([program, scenario], capture_output=True, text=True, check=True).stdout.splitlines()
+    lines = output_of(program, scenario).splitlines()
     assert lines[-1] == NOTHING_LIVES
     return lines[:-1]
 

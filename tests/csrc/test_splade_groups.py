@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import subprocess
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-from tests.csrc.host_program import HOST_SIDE, build
+from tests.csrc.host_program import HOST_SIDE, build, output_of
 
 pytestmark = pytest.mark.timeout(600)  # compilers, on cores that others may use
 
@@ -24,9 +24,8 @@ def calls(
     program: Path, batch: Sequence[tuple[int, int]], *, overflow: bool = False
 ) -> dict[str, list[dict[str, int]]]:
     """Arguments of the encoder's calls by name, for texts of these lengths and tasks."""
-    command = [str(program), str(int(overflow)), *(str(number) for text in batch for number in text)]
     found: dict[str, list[dict[str, int]]] = {}
-    for line in subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines():
+    for line in output_of(program, int(overflow), *itertools.chain(*batch)).splitlines():
         name, *pairs = line.split()
         values = dict(pair.split("=") for pair in pairs)
         found.setdefault(name, []).append({key: int(value) for key, value in values.items()})

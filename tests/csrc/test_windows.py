@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import itertools
-import subprocess
-from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from tests.csrc.host_program import build
+from tests.csrc.host_program import build, output_of
 
 LENGTHS, WINDOWS = (33, 64, 65, 200, 1000, 8192), (1, 7, 31, 40, 63, 64, 65, 128, 500)
 TILES = ((64, 64), (16, 64), (8, 32))  # queries, keys: of a block, of a warp, in FP32
@@ -21,11 +19,6 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return build(tmp_path_factory.mktemp("windows"), Path(__file__).with_name("windows.cpp"))
 
 
-def printed(program: Path, mode: str, cases: Iterable[tuple[int, ...]]) -> str:
-    numbers = [str(number) for case in cases for number in case]
-    return subprocess.run([program, mode, *numbers], capture_output=True, text=True, check=True).stdout
-
-
 def test_a_tile_reads_the_steps_that_a_query_sees_something_of(program: Path) -> None:
     cases = [
         (length, window, after, query, queries, keys)
@@ -33,7 +26,9 @@ def test_a_tile_reads_the_steps_that_a_query_sees_something_of(program: Path) ->
         for after in (window, 0)
         for query in sorted({0, length // 3 // queries * queries, (length - 1) // queries * queries})
     ]
-    lines = [list(map(int, line.split())) for line in printed(program, "steps", cases).splitlines()]
+    lines = [
+        list(map(int, line.split())) for line in output_of(program, "steps", *itertools.chain(*cases)).splitlines()
+    ]
     for (length, window, after, query, queries, keys), (first, end), all_seen in zip(
         cases, lines[::2], lines[1::2], strict=True
     ):
@@ -56,7 +51,7 @@ def test_a_query_sees_its_window_within_its_text(program: Path) -> None:
         for after in (window, 0)
         for query in sorted({*range(0, min(length, 300), 16), (length - 1) // 16 * 16})
     ]
-    parts = printed(program, "keys", cases).split("\n\n")
+    parts = output_of(program, "keys", *itertools.chain(*cases)).split("\n\n")
     for (length, query, window, after), part in zip(cases, parts, strict=False):
         lines = part.splitlines()
         rows = range(query, min(query + 16, length))
