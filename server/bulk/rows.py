@@ -244,7 +244,7 @@ class Layout:
                 for row in columns
             ]
             try:
-                columns = self._json_columns(rows) if any(rows) else {}
+                columns = self._json_columns(rows) if others or any(rows) else {}
             except (self._pa.ArrowException, TypeError):
                 for row, values in zip(parsed.rows, rows, strict=True):
                     self._check_values(row, values)
@@ -256,14 +256,17 @@ class Layout:
 
     def _json_columns(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
         """The values of objects, which must have the columns' types and no other names."""
-        json_reader = require_pyarrow("pyarrow.json", "Parquet")
-        lines = b"".join(map(json_line, rows))
-        table = json_reader.read_json(
-            self._pa.BufferReader(lines),
-            json_reader.ReadOptions(use_threads=False, block_size=len(lines) + 1),
-            json_reader.ParseOptions(explicit_schema=self.kept_schema, unexpected_field_behavior="error"),
+        pa, reader = self._pa, require_pyarrow("pyarrow.json", "Parquet")
+        line = orjson.dumps({"rows": rows})  # much faster than a line for each
+        table = reader.read_json(
+            pa.BufferReader(line),
+            reader.ReadOptions(use_threads=False, block_size=len(line) + 1),
+            reader.ParseOptions(
+                explicit_schema=pa.schema([("rows", pa.list_(pa.struct([*self.kept_schema])))]),
+                unexpected_field_behavior="error",
+            ),
         )
-        return {name: table[name].combine_chunks() for name in table.column_names}
+        return dict(zip(self.kept_schema.names, table["rows"].combine_chunks().flatten().flatten(), strict=True))
 
     def _check_values(self, row: int, values: dict[str, Any]) -> None:
         for name, value in values.items():

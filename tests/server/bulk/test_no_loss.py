@@ -12,6 +12,7 @@ from typing import Any, cast
 
 import numpy as np
 import pyarrow
+import pyarrow.parquet
 import pytest
 from safetensors.numpy import save_file
 
@@ -21,7 +22,7 @@ from embert.server.bulk.job import Block, BulkError, CannotResume, Job
 from embert.server.bulk.resume import check_manifest, run_manifest
 from embert.server.bulk.rows import ColumnError, Layout, json_lines, parse
 from embert.server.bulk.writer import FileWriter
-from tests.server.bulk.running import COMMAND, embed, embedded
+from tests.server.bulk.running import BLOCK, COMMAND, embed, embedded
 from tests.server.live import ROOT, environment
 
 
@@ -139,6 +140,13 @@ def test_a_value_that_parquet_would_change_names_the_field_and_the_line(tmp_path
     assert f"{tmp_path}/in.jsonl line 301: field 'price' does not fit" in ended.stderr
     assert "1.75" in ended.stderr
     assert not (tmp_path / "out.parquet").exists()
+
+
+def test_a_field_that_no_row_of_a_block_has_is_null(tmp_path: Path) -> None:
+    rows: list[Any] = [{"text": "a", "n": 1}] * BLOCK + [{"text": "b"}] * 2
+    (tmp_path / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    embed("-f", tmp_path / "in.jsonl", "--keep-all", "-o", tmp_path / "out.parquet")
+    assert pyarrow.parquet.read_table(tmp_path / "out.parquet")["n"].to_pylist() == [1] * BLOCK + [None] * 2
 
 
 def test_a_damaged_partial_file_is_not_converted(tmp_path: Path) -> None:
