@@ -165,7 +165,16 @@ def _kept_values(job: Job, parsed: ParsedRows) -> Iterable[dict[str, Any]]:
         return ({job.column: text} for text in parsed.texts)
     if isinstance(values, list):
         return values if names is None else ({name: row.get(name) for name in names} for row in values)
-    rows: list[dict[str, Any]] = (values if names is None else values.select(list(names))).to_pylist()
+    table = values if names is None else values.select(list(names))
+    try:
+        rows: list[dict[str, Any]] = table.to_pylist()
+    except UnicodeDecodeError:
+        for index, name in itertools.product(range(table.num_rows), table.schema.names):
+            try:
+                table.column(name).slice(index, 1).to_pylist()
+            except UnicodeDecodeError as error:
+                raise ColumnError(parsed.rows[index], f"column {name!r} is not UTF-8: {error}") from None
+        raise
     if names is None or job.column in names:  # where it may be of bytes
         for row, text in zip(rows, parsed.texts, strict=True):
             row[job.column] = text

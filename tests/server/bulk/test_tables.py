@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from embert.server.bulk.job import Block, BulkError, Job
 from embert.server.bulk.reader import LineReader, ParquetReader
-from embert.server.bulk.rows import parse
+from embert.server.bulk.rows import ColumnError, json_lines, parse
 
 
 def blocks(job: Job, source: ParquetReader, most: int) -> list[tuple[list[str], list[dict[str, Any]]]]:
@@ -116,6 +116,17 @@ def test_nulls_and_bytes_that_are_no_utf8(tmp_path: Path) -> None:
         read = parse(PARQUET, memoryview(piece.payload))
         assert read.texts == ["a", "b"]
         assert [*read.invalid.items()] == [wrong]
+
+
+def test_a_kept_string_that_is_not_utf8_is_named(tmp_path: Path) -> None:
+    note = pyarrow.array([b"a", b"\xff"]).view("string")
+    pyarrow.parquet.write_table(pyarrow.table({"text": ["a", "b"], "note": note}), tmp_path / "a.parquet")
+    job = Job(input_format="parquet", keep=("note",))
+    piece = ParquetReader([f"{tmp_path}/a.parquet"], job).read(10)
+    assert piece is not None
+    with pytest.raises(ColumnError, match="column 'note' is not UTF-8") as error:
+        list(json_lines(job, parse(job, piece.payload), iter([{}, {}])))
+    assert error.value.row == 1
 
 
 def test_damaged_parquet(tmp_path: Path) -> None:
