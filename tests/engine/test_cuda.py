@@ -368,7 +368,7 @@ def test_models_without_faults(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ARCHITECTURES)
 def test_expected_vectors_are_the_cpu_encoders(tmp_path: Path, kind: str) -> None:
-    """Of models with all biases that their layers may have."""
+    """The models have all biases that their layers may have."""
     model, ids = described(tmp_path, kind), np.arange(24, dtype=np.int32)
     rows = engine.load_encoder(model, device="cpu").encode(engine.pack([ids]), Task.TOKENS)
     np.testing.assert_allclose(hidden_state(ids, model.config, Checkpoint.open(model)), rows, atol=1e-4)
