@@ -6,6 +6,7 @@ import contextlib
 import fcntl
 import os
 import shutil
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -21,7 +22,7 @@ from embert.server.bulk.rows import Layout
 _WRITE_BYTES = 256 << 10  # per call: for more, the system may search a long time for contiguous memory
 
 
-class Writer:
+class Writer(ABC):
     """Takes blocks in the order of the input. Use as a context manager."""
 
     shard_rows: int | None = None
@@ -31,24 +32,26 @@ class Writer:
     digest = ""  # of the input that they are from
     completed = 0  # texts that a crash would not lose
 
+    @abstractmethod
     def begin(self, manifest: dict[str, Any], layout: Layout, *, resume: bool) -> None:
         """Continue after the completed rows, or start from the beginning.
 
         Raises CannotResume where the completed rows were made from another manifest.
         """
 
+    @abstractmethod
     def write(self, block: Block, content: bytes | memoryview) -> None:
         """Write the next block."""
-        raise NotImplementedError
 
+    @abstractmethod
     def finish(self) -> None:
         """Complete the output. An empty input has a file without rows."""
 
     def __enter__(self) -> Writer:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        pass
+    @abstractmethod
+    def __exit__(self, *_: object) -> None: ...
 
 
 class StreamWriter(Writer):
@@ -57,6 +60,16 @@ class StreamWriter(Writer):
     def __init__(self, stream: BinaryIO, name: str) -> None:
         stream.flush()
         self._stream, self._name = stream, name
+
+    def begin(self, manifest: dict[str, Any], layout: Layout, *, resume: bool) -> None:
+        """Start from the beginning, as every run does."""
+        del manifest, layout, resume
+
+    def finish(self) -> None:
+        return
+
+    def __exit__(self, *_: object) -> None:
+        return
 
     def write(self, block: Block, content: bytes | memoryview) -> None:  # noqa: ARG002 - other writers count its rows
         """Write a block."""
