@@ -1,6 +1,6 @@
 """The prefix that the texts of one request have in common, which a batch holds once (PackedBatch.prefixes).
 
-There is no cache: each batch has its own prefix. A text has the same bits whether its prefix is shared or not.
+Each batch computes its own prefix; nothing is kept. A text has the same bits whether its prefix is shared or not.
 """
 
 from __future__ import annotations

@@ -123,7 +123,7 @@ class Loader:
                 self._failed(model, str(error))
             except MemoryError:
                 self._failed(model, f"not enough memory to load {model.model_id}")
-            except BaseException as error:  # the user gets one sentence for any error; a Rust panic is no Exception
+            except BaseException as error:  # one sentence for any error: a panic in Rust is a BaseException
                 log.debug("loading failed", exc_info=True)
                 self._failed(model, f"{model.model_id} cannot be loaded: {type(error).__name__}: {error}")
             else:

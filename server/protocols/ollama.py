@@ -131,7 +131,7 @@ class OllamaError(BaseModel):
 async def embed(context: RequestContext) -> tuple[bytes, bytes]:
     request = await context.parse(OllamaEmbedRequest)
     handle = _choose(context, request.model)
-    dimensions = handle.check_dimensions(request.dimensions or None)  # Ollama's 0 is no limit
+    dimensions = handle.check_dimensions(request.dimensions or None)  # 0 means all, as in Ollama
     vectors, tokens = b"[]", 0
     if request.input:
         options = TokenizeOptions(truncate=request.truncate is not False, param="input")

@@ -45,14 +45,14 @@ def main(kind: str, folder: Path) -> None:
 
 
 def attempt(kind: str, path: Path, steps: int, *, resume: bool = False) -> int:
-    """Exit status of a run in a process of its own: forked, because imports take a hundred times as long as writing."""
+    """Run in a forked process, because imports take a hundred times as long as writing. Returns its exit status."""
     child = os.fork()
     if child == 0:
         status = 1
         try:
             run(kind, str(path), steps, resume=resume)
             status = 0
-        except Exception:
+        except Exception:  # must not reach the caller, whose copy this process is
             traceback.print_exc()
         finally:
             os._exit(status)
