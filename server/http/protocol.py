@@ -470,10 +470,10 @@ class _BoundedProtocol(HttpToolsProtocol):
         if cycle is None or self.transport.is_closing():
             return
         more = cycle.more_body or self._ignores_input or self._unparsed or self.pipeline  # it came, or is to come
-        if cycle.closes and not more:
-            self.transport.close()
+        if cycle.closes and (more or self.transport.can_write_eof()):
+            self._linger_and_close()  # to close on data that is still to come would reset unread responses
         elif cycle.closes:
-            self._linger_and_close()
+            self.transport.close()
         else:
             if self.pipeline:
                 self._serving = self._unstarted = self.pipeline.pop()[0]  # type: ignore[assignment]

@@ -290,6 +290,17 @@ async def test_a_client_that_goes_on_after_its_last_request_gets_the_response(se
     assert len((await client.response()).body) == 20_000_006
 
 
+@scene()
+async def test_what_comes_after_the_last_response_began_does_not_cut_it_off(server: Serving) -> None:
+    client = await server.connect()
+    await client.send(post(b"a" * 20_000_000, "/slow", b"connection: close"))
+    server.going.set()
+    started = await client.reader.readexactly(1)
+    await client.send(post(b"b"))
+    head = started + await client.reader.readuntil(b"\r\n\r\n")
+    assert len(head + await client.reader.read(-1)) == len(head) + 20_000_006
+
+
 @pytest.mark.parametrize("leave", ["FIN", "RST"])
 @pytest.mark.parametrize(
     "more", [post(b"b"), post(b"b") + post(b"c" * 500_000), post(b"b")[:30], b"G", b"\r\n"], ids=len
