@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow
+import pyarrow.parquet  # before forks: importing it takes a second
 
 from embert.engine import load_model
 from embert.engine.batch import TaskOutput
