@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow.parquet  # before forks: importing it takes a second
+import pyarrow.dataset  # before forks: importing these takes a second
+import pyarrow.parquet
 
 from embert.engine import load_model
 from embert.engine.batch import TaskOutput
