@@ -76,7 +76,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         figures.append(
             {"texts": name, "tokens": len(ids), "prefix": shared, "shared_s": shared_s, "unshared_s": unshared_s}
         )
-        times = f"{shared_s * 1e3:,.0f}", f"{unshared_s * 1e3:,.0f}", f"{unshared_s / shared_s:.2f}"
+        times = f"{shared_s * 1e3:,.1f}", f"{unshared_s * 1e3:,.1f}", f"{unshared_s / shared_s:.2f}"
         rows.append([name, f"{len(ids):,}", str(shared), *times])
     record.print_table(["texts", "tokens", "prefix", "shared, ms", "unshared, ms", "ratio"], rows)
     print(f"\nwritten: {record.write('prefixes', {**vars(options), 'rows': figures})}")

@@ -59,6 +59,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--device", default="auto")
     parser.add_argument("--layers", type=int, default=28)
     parser.add_argument("--connections", type=int, default=64)
+    parser.add_argument("--workers", type=int, default=1, help="HTTP processes; 0: the default of the server")
     parser.add_argument("--window", type=float, default=6.0, help="seconds that a workload is measured in one round")
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args(argv)
@@ -73,7 +74,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             "one question": (1, _decisions(folders["decide"], 1, 160)),
         }
         served = [*(f"{name}={folder}" for name, folder in folders.items()), "--device", options.device]
-        served += ["--workers", "1", "--max-queue-seconds", "0", "--request-timeout", "600"]
+        served += ["--workers", str(options.workers), "--max-queue-seconds", "0", "--request-timeout", "600"]
         for _ in range(options.rounds):
             for way, encoder in ENCODERS.items():
                 with embert(*served, "--encoder", encoder) as server:
