@@ -150,7 +150,7 @@ class CudaEncoder(Encoder):
             self._padding_id,
             step=8,  # of the extension's kernels (csrc/ops/attention_work.h)
             least_text=33,  # shorter texts take other kernels
-            least_saved=256,  # a small batch without prefixes runs as a graph, which saves the host a millisecond
+            least_saved=128,  # a small batch without prefixes runs as a graph, which saves the host a millisecond
         )
         self._gemm, self._fold, self._graphs = gemm, fold, int(captured_tasks(model)) if graphs else 0
         self._encoders: list[Any] = []  # the extension's: without an adapter, then with each
