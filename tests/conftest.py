@@ -64,7 +64,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 # Files that take longest, which go first where files are shared out: or one worker would be left with one of them.
 LONGEST = (
     "test_hangs", "test_loadtests", "test_embed_files", "test_kill", "test_overload", "test_faults", "test_docs",
-    "test_collectors", "test_monitoring", "test_wheels", "test_stopping", "test_surroundings",
+    "test_collectors", "test_monitoring", "test_wheels", "test_stopping", "test_surroundings", "test_several_models",
 )  # fmt: skip
 
 
