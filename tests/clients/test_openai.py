@@ -49,5 +49,5 @@ def test_embedder_does_not_decide(fleet: Fleet) -> None:
     client = openai.OpenAI(base_url=f"{fleet.url('minilm')}/v1", api_key="none", max_retries=0)
     question = {"type": "predicate", "instructions": "a"}
     with pytest.raises(openai.APIStatusError, match="decide") as refused:
-        client.decisions.create(model="minilm", input="a", questions=[question])  # type: ignore[list-item]
+        client.decisions.create(model="minilm", input="a", questions=[question])
     assert refused.value.status_code == 424
