@@ -73,7 +73,10 @@ void bind_descriptions(nb::module_& m) {
       .def_rw("token_weights", &TaskHeads::token_weights)
       .def_rw("splade", &TaskHeads::splade, nb::arg().none())
       .def_rw("token_logits", &TaskHeads::token_logits)
-      .def_rw("token_norm", &TaskHeads::token_norm);
+      .def_rw("token_norm", &TaskHeads::token_norm)
+      .def_rw("options", &TaskHeads::options)
+      .def_rw("marker", &TaskHeads::marker)
+      .def_rw("text_types", &TaskHeads::text_types);
   nb::class_<EncoderConfig> config(m, "EncoderConfig");
   config.def(nb::init<>());
 #define EMBERT_FIELD(type, name, ...) config.def_rw(#name, &EncoderConfig::name);
@@ -89,10 +92,11 @@ void bind_descriptions(nb::module_& m) {
       .def_rw("graphs", &EncoderOptions::graphs);
 }
 
-std::unique_ptr<Encoder> make_encoder(const EncoderConfig& config, const EncoderOptions& options) {
+std::unique_ptr<Encoder> make_encoder(const EncoderConfig& config, const EncoderOptions& options,
+                                      const EncoderConfig* decider) {
   std::unique_ptr<Encoder> created;
   nb::gil_scoped_release release;
-  raise(Encoder::create(config, options, created));
+  raise(Encoder::create(config, options, created, decider));
   return created;
 }
 
@@ -230,6 +234,7 @@ NB_MODULE(_cuda, m) {
             return nb::make_tuple(use.weights, use.activations, use.total);
           },
           "Bytes of weights, bytes of activations and staging, bytes taken from the device in all.");
-  m.def("make_encoder", &make_encoder, "config"_a, "options"_a,
-        "An encoder without weights. Raises Refused for a config that it does not run.");
+  m.def("make_encoder", &make_encoder, "config"_a, "options"_a, "decider"_a.none() = nb::none(),
+        "An encoder without weights, with the layers after it that make decisions. Raises Refused for a config that it "
+        "does not run.");
 }

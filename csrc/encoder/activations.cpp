@@ -8,12 +8,12 @@
 namespace embert {
 
 Status Activations::allocate(const EncoderConfig& model, const Program& program, int max_tokens, bool folds,
-                             const Stream& stream) {
+                             int widest, const Stream& stream) {
   row_capacity_ = std::max((max_tokens + 127) / 128 * 128, kTokenBuckets[std::size(kTokenBuckets) - 1]);
   sequences_ = std::min(row_capacity_, 65535);
   const TaskHeads& heads = model.task_heads;
   const size_t element = bytes_of(model.dtype), hidden = model.hidden, rows = row_capacity_;
-  const size_t column = rows * element, columns = std::max(program.widest, heads.multi_scratch_columns());
+  const size_t column = column_bytes_ = rows * element, columns = std::max({program.widest, heads.multi_scratch_columns(), widest});
   head_floats_ = size_t(sequences_) * heads.widest(model.hidden);
   multi_bytes_ = rows * heads.multi_scratch_columns() / 2 * element;
   // Of experts: rows of kInner and of kExperts.
@@ -23,7 +23,7 @@ Status Activations::allocate(const EncoderConfig& model, const Program& program,
   const size_t inner_bytes = (program.groups_experts ? outputs : rows) * model.inner * element;
   const size_t expert_bytes = tiles == 0 ? 0 : inner_bytes + outputs * hidden * element;
   for (int pass = 0; pass < 2; ++pass) {
-    Arena arena(arena_.as());
+    Arena arena(arena_->as());
     uint8_t* const x = arena.take(hidden * column);
     uint8_t* const sum = arena.take(hidden * column);
     uint8_t* const embedded = model.layer_inputs > 0 ? arena.take(hidden * column) : nullptr;
@@ -58,11 +58,18 @@ Status Activations::allocate(const EncoderConfig& model, const Program& program,
     rows_[int(Buffer::kGated)] += model.layer_inputs * column;
     rows_[int(Buffer::kExperts)] += inner_bytes;
     if (embedded != nullptr) rows_[int(Buffer::kEmbedded)] = embedded;
-    if (pass == 0) EMBERT_TRY(arena_.allocate(arena.used()));
+    if (pass == 0) EMBERT_TRY(arena_->allocate(arena.used()));
   }
   // Batches that are rounded up compute rows that nothing reads. Zeros keep them finite.
-  EMBERT_CUDA(cudaMemsetAsync(arena_.as(), 0, arena_.bytes(), stream.handle));
+  EMBERT_CUDA(cudaMemsetAsync(arena_->as(), 0, arena_->bytes(), stream.handle));
   return {};
+}
+
+Activations Activations::of(const Program& program) const {
+  Activations same = *this;
+  same.rows_[int(Buffer::kContext)] = shared_ + program.context_from * column_bytes_;
+  same.rows_[int(Buffer::kInner)] = shared_ + program.inner_from * column_bytes_;
+  return same;
 }
 
 }  // namespace embert

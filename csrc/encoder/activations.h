@@ -3,6 +3,7 @@
 
 #include <array>
 #include <cstdint>
+#include <memory>
 
 #include "common/memory.h"
 #include "encoder/encoder_config.h"
@@ -15,7 +16,11 @@ namespace embert {
 
 class Activations {
  public:
-  Status allocate(const EncoderConfig& model, const Program& program, int max_tokens, bool folds, const Stream& stream);
+  // Rows between the first and the last op have at least `widest` columns.
+  Status allocate(const EncoderConfig& model, const Program& program, int max_tokens, bool folds, int widest,
+                  const Stream& stream);
+  // The same memory, for a program that continues with the rows of kX, and has no wider rows.
+  Activations of(const Program& program) const;
 
   int row_capacity() const { return row_capacity_; }
   int sequence_capacity() const { return sequences_; }
@@ -30,10 +35,10 @@ class Activations {
   const QuantizedRows& quantized() const { return quantized_; }  // [rows, the widest rows that GEMMs read]; with int8
   const RoutedRows& routed() const { return routed_; }
   const OffsetsOutput& offsets() const { return offsets_; }
-  size_t bytes() const { return arena_.bytes(); }
+  size_t bytes() const { return arena_->bytes(); }
 
  private:
-  DeviceBuffer arena_;
+  std::shared_ptr<DeviceBuffer> arena_ = std::make_shared<DeviceBuffer>();
   std::array<uint8_t*, kBuffers> rows_{};
   uint8_t* shared_ = nullptr;  // [rows, program.widest], or the heads' maximum: of which most buffers are parts
   int* zeros_ = nullptr;
@@ -42,7 +47,7 @@ class Activations {
   RoutedRows routed_;
   OffsetsOutput offsets_{};
   int row_capacity_ = 0, sequences_ = 0;
-  size_t head_floats_ = 0, multi_bytes_ = 0;  // of a half
+  size_t column_bytes_ = 0, head_floats_ = 0, multi_bytes_ = 0;  // of all rows; the latter two of a half
 };
 
 }  // namespace embert

@@ -63,8 +63,9 @@ Status check_batch(const BatchView& batch, const EncoderConfig& model, int max_t
   if (!in_range(batch.ids, model.vocabulary)) {
     return Status::refused("a token id is outside the vocabulary of ", model.vocabulary);
   }
-  if (batch.types != nullptr && !in_range(batch.types, std::max(model.types, 1))) {
-    return Status::refused("a token type is outside the model's ", model.types);
+  const int types = std::max(model.types, model.task_heads.text_types);
+  if (batch.types != nullptr && !in_range(batch.types, std::max(types, 1))) {
+    return Status::refused("a token type is outside the model's ", types);
   }
   if (batch.positions != nullptr && !in_range(batch.positions, model.position_rows())) {
     return Status::refused("a position is outside the model's table of ", model.position_rows());

@@ -1,5 +1,6 @@
 #include "encoder/device_model.h"
 
+#include <algorithm>
 #include <utility>
 
 namespace embert {
@@ -104,7 +105,15 @@ Status DeviceModel::create(const EncoderOptions& options, bool is_hopper, const 
                            (can_fold ? " was asked for without" : " has no products in int8"));
   program = compile(config, {folds, provider->fuses_rope(), provider->fuses_gate(), provider->groups_experts()});
   if (folds && !config.int8) weights.keep_exact();
-  return activations.allocate(config, program, options.max_tokens, folds, stream);
+  return {};
+}
+
+Status DeviceModel::allocate_activations(int max_tokens, DeviceModel* decider, const Stream& stream) {
+  if (decider == nullptr) return activations.allocate(config, program, max_tokens, folds, 0, stream);
+  const int widest = std::max(decider->program.widest, decider->config.task_heads.multi_scratch_columns());
+  EMBERT_TRY(activations.allocate(config, program, max_tokens, folds || decider->folds, widest, stream));
+  decider->activations = activations.of(decider->program);
+  return {};
 }
 
 Status DeviceModel::prepare(const Stream& stream) {

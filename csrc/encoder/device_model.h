@@ -32,8 +32,10 @@ struct EncoderOptions {
 struct DeviceModel {
   explicit DeviceModel(const EncoderConfig& config) : config(config), weights(config) {}
 
-  // Allocates memory for weights and activations, and selects the kernels.
+  // Allocates memory for weights, and selects the kernels.
   Status create(const EncoderOptions& options, bool is_hopper, const Build& build, Stream& stream);
+  // Allocates memory for activations, which a decider shares; null: there is none.
+  Status allocate_activations(int max_tokens, DeviceModel* decider, const Stream& stream);
   // Prepares the GEMMs for the loaded weights.
   Status prepare(const Stream& stream);
 

@@ -71,14 +71,30 @@ OwnedBatch select_sequences(const OwnedBatch& batch, const int* sequences, int c
   return selected;
 }
 
+Status check_decider(const EncoderConfig& model, const EncoderConfig* decider) {
+  if ((decider != nullptr) != (model.task_heads.options > 0)) return Status::refused("a decider without its options");
+  if (decider == nullptr) return {};
+  EMBERT_TRY(decider->check());
+  const TaskHeads& heads = decider->task_heads;
+  if (decider->continues && decider->hidden == model.hidden && decider->dtype == model.dtype && !decider->causal &&
+      decider->types == model.task_heads.text_types && heads.token_weights && heads.multi_columns() == model.hidden)
+    return {};
+  return Status::refused("a decider of ", decider->hidden, " columns and ", decider->types, " types after a model of ",
+                         model.hidden, " and ", model.task_heads.text_types, ", or without its last two products");
+}
+
+constexpr char kDecider[] = "decider.";  // the prefix of its tensors
+
 }  // namespace
 
-Status Encoder::create(const EncoderConfig& model, const EncoderOptions& options, std::unique_ptr<Encoder>& created) {
+Status Encoder::create(const EncoderConfig& model, const EncoderOptions& options, std::unique_ptr<Encoder>& created,
+                       const EncoderConfig* decider) {
   EMBERT_TRY(model.check());
+  EMBERT_TRY(check_decider(model, decider));
   if (options.max_tokens < 1 || options.max_tokens > kMaxTokens) {
     return Status::refused("max_batch_tokens must be 1 to ", kMaxTokens, ", found ", options.max_tokens);
   }
-  std::unique_ptr<Encoder> encoder(new Encoder(model, options));
+  std::unique_ptr<Encoder> encoder(new Encoder(model, options, decider));
   EMBERT_TRY(encoder->init());
   created = std::move(encoder);
   return {};
@@ -98,11 +114,16 @@ Status Encoder::init() {
     EMBERT_CUDA(cudaStreamCreateWithFlags(stream, cudaStreamNonBlocking));
   Build build;
   EMBERT_TRY(check_build(major, minor, read_build(build, compute), build));
-  EMBERT_TRY(model_.create(options_, major == 9 && minor == 0, build, compute));
+  for (DeviceModel* each : models()) EMBERT_TRY(each->create(options_, major == 9 && minor == 0, build, compute));
+  EMBERT_TRY(model_.allocate_activations(options_.max_tokens, decider_.get(), compute));
   const Activations& activations = model_.activations;
   for (Slot& slot : slots_)
     EMBERT_TRY(slot.allocate(model_.config, activations.row_capacity(), activations.sequence_capacity(), compute));
   return {};
+}
+
+std::vector<DeviceModel*> Encoder::models() {
+  return decider_ == nullptr ? std::vector{&model_} : std::vector{&model_, decider_.get()};
 }
 
 // The streams outlive everything that uses them.
@@ -126,28 +147,32 @@ Status Encoder::record_loss(Status status) {
 
 Status Encoder::load(const std::string& name, int layer, const void* host, const TensorShape& shape, DType stored) {
   EMBERT_CUDA(cudaSetDevice(options_.device));
-  return record_loss(model_.weights.load(name, layer, host, shape, stored, streams_.compute));
+  const bool of_decider = decider_ != nullptr && name.rfind(kDecider, 0) == 0;
+  Weights& weights = of_decider ? decider_->weights : model_.weights;
+  const std::string own_name = of_decider ? name.substr(sizeof(kDecider) - 1) : name;
+  return record_loss(weights.load(own_name, layer, host, shape, stored, streams_.compute));
 }
 
 Status Encoder::start(std::string& fold_refusal) {
   EMBERT_CUDA(cudaSetDevice(options_.device));
   EMBERT_CUDA(cudaStreamSynchronize(streams_.compute.handle));
-  EMBERT_TRY(model_.weights.complete());
-  EMBERT_TRY(model_.prepare(streams_.compute));
-  if (model_.folds) {
-    const Status folded = model_.provider->check_folds();
+  for (DeviceModel* each : models()) {
+    EMBERT_TRY(each->weights.complete());
+    EMBERT_TRY(each->prepare(streams_.compute));
+    if (!each->folds) continue;
+    const Status folded = each->provider->check_folds();
     if (folded.is_lost()) return folded;
     fold_refusal = folded.message();
     if (!folded.ok()) return {};
+    EMBERT_TRY(each->largest_offset.allocate(sizeof(float)));
+    EMBERT_CUDA(cudaMemsetAsync(each->largest_offset.as(), 0, sizeof(float), streams_.compute.handle));
   }
   const EncoderConfig& config = model_.config;
   const Tasks heads = config.task_heads.tasks() & ~bit(Task::kTokens);  // memory for TOKENS is allocated on first use
-  if (model_.folds) {
-    EMBERT_TRY(model_.largest_offset.allocate(sizeof(float)));
-    EMBERT_CUDA(cudaMemsetAsync(model_.largest_offset.as(), 0, sizeof(float), streams_.compute.handle));
+  EMBERT_TRY(warm_up(decider_ == nullptr ? bit(Task::kEmbed) : heads, 1));
+  for (DeviceModel* each : models()) {
+    if (each->folds && fold_refusal.empty()) EMBERT_TRY(check_offset(*each, fold_refusal));
   }
-  EMBERT_TRY(warm_up(bit(Task::kEmbed), 1));
-  if (model_.folds) EMBERT_TRY(check_offset(fold_refusal));
   if (!fold_refusal.empty()) return {};
   EMBERT_TRY(warm_up(bit(Task::kEmbed), 1));  // with the kernels that rows under inspection do not use
   if (heads != bit(Task::kEmbed)) EMBERT_TRY(warm_up(heads, int(slots_.size())));
@@ -167,10 +192,10 @@ Status Encoder::warm_up(Tasks tasks, int count) {
   return {};
 }
 
-Status Encoder::check_offset(std::string& fold_refusal) {
+Status Encoder::check_offset(DeviceModel& model, std::string& fold_refusal) {
   float largest = 0.0f;
-  EMBERT_CUDA(cudaMemcpy(&largest, model_.largest_offset.as(), sizeof(largest), cudaMemcpyDeviceToHost));
-  model_.largest_offset.release();
+  EMBERT_CUDA(cudaMemcpy(&largest, model.largest_offset.as(), sizeof(largest), cudaMemcpyDeviceToHost));
+  model.largest_offset.release();
   const std::string refusal = "LayerNorm cannot be folded into the products: a row before it ";
   if (std::isinf(largest)) {
     // With prescaled rows, gamma times a row may exceed the type's range where the row does not. If the model itself
@@ -186,7 +211,7 @@ Status Encoder::check_offset(std::string& fold_refusal) {
 Status Encoder::capture(Slot& slot, const GraphKey& key) {
   const cudaStream_t stream = streams_.compute.handle;
   EMBERT_CUDA(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
-  const Status status = forward(model_, slot.plan_graph(key, model_.config), streams_.compute);
+  const Status status = forward(model_, decider_.get(), slot.plan_graph(key, model_.config), streams_.compute);
   cudaGraph_t graph = nullptr;
   const cudaError_t ended = cudaStreamEndCapture(stream, &graph);
   cudaGraphExec_t executable = nullptr;
@@ -234,7 +259,7 @@ Status Encoder::run_steps(Slot& slot, const BatchView& batch) {
   const Stream& compute = streams_.compute;
   EMBERT_TRY(slot.place(batch, model_.config, model_.activations.token_rows(), compute));
   EMBERT_TRY(slot.upload(batch, streams_.uploads, compute));
-  EMBERT_TRY(forward(model_, slot.plan, compute));
+  EMBERT_TRY(forward(model_, decider_.get(), slot.plan, compute));
   return slot.download(streams_.downloads, compute);
 }
 
@@ -289,6 +314,10 @@ MemoryUse Encoder::memory_use() const {
   cudaMemGetInfo(&free_now, &total);
   MemoryUse use{model_.weights.bytes(), model_.activations.bytes() + model_.provider->workspace_bytes(),
                 free_before_ > free_now ? free_before_ - free_now : 0};
+  if (decider_ != nullptr) {
+    use.weights += decider_->weights.bytes();
+    use.activations += decider_->provider->workspace_bytes();
+  }
   for (const Slot& slot : slots_) use.activations += slot.device_bytes();
   if (model_.splade != nullptr) use.activations += model_.splade->workspace_bytes();
   return use;

@@ -21,12 +21,14 @@ struct MemoryUse {
 
 class Encoder {
  public:
-  static Status create(const EncoderConfig& model, const EncoderOptions& options, std::unique_ptr<Encoder>& created);
+  // decider: null, or the layers after the model's that CLASSIFY takes, which `continues` them.
+  static Status create(const EncoderConfig& model, const EncoderOptions& options, std::unique_ptr<Encoder>& created,
+                       const EncoderConfig* decider = nullptr);
   ~Encoder();
   Encoder(const Encoder&) = delete;
   Encoder& operator=(const Encoder&) = delete;
 
-  // Uploads one tensor; names and shapes as in encoder/weights.h.
+  // Uploads one tensor; names and shapes as in encoder/weights.h, the decider's after "decider.".
   // Call order: first all tensors, then `start`, then batches.
   Status load(const std::string& name, int layer, const void* host, const TensorShape& shape, DType stored);
   // Prepares the GEMMs, warms up, captures graphs. Where LayerNorms cannot be folded into these weights, `fold_refusal`
@@ -55,11 +57,13 @@ class Encoder {
     ~Streams();
   };
 
-  Encoder(const EncoderConfig& model, const EncoderOptions& options) : options_(options), model_(model) {}
+  Encoder(const EncoderConfig& model, const EncoderOptions& options, const EncoderConfig* decider)
+      : options_(options), model_(model), decider_(decider == nullptr ? nullptr : new DeviceModel(*decider)) {}
   Status init();
+  std::vector<DeviceModel*> models();
   // Runs full batches of these tasks, `count` at once, so that all kernels are loaded before the first request.
   Status warm_up(Tasks tasks, int count);
-  Status check_offset(std::string& fold_refusal);
+  Status check_offset(DeviceModel& model, std::string& fold_refusal);
   Status capture(Slot& slot, const GraphKey& key);
   // Queues a batch. On an error nothing of it is in flight any more.
   Status queue(Slot& slot, const BatchView& batch);
@@ -71,6 +75,7 @@ class Encoder {
   EncoderOptions options_;
   Streams streams_;
   DeviceModel model_;
+  std::unique_ptr<DeviceModel> decider_;  // null: the model has none
   std::array<Slot, 2> slots_;
   std::shared_ptr<HostBlocks> blocks_ = std::make_shared<HostBlocks>();  // of results
   size_t free_before_ = 0;

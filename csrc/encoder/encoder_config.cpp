@@ -35,7 +35,7 @@ bool EncoderConfig::shares_prefixes() const {
   for (int layer = 0; layer < layers; ++layer) {
     if (convolves(layer) || attention_heads(layer).head_size > kMaxTileHead) return false;
   }
-  return causal && !relative && distance_rows == 0 && !int8;
+  return causal && !relative && distance_rows == 0 && !int8 && task_heads.options == 0;
 }
 
 std::vector<int> EncoderConfig::angle_tables() const {
@@ -129,6 +129,11 @@ Status EncoderConfig::check_norms() const {
                                              : 2048);
   if (rms_norm && !pre_norm) return refuse("norms that do not subtract the mean, after a layer's parts");
   if (sublayer_norms && !rms_norm) return refuse("LayerNorms before and after a layer's parts");
+  if (continues) {
+    if (!pre_norm || rms_norm || embedding_norm || position_table || types < 1 || embedding > 0 || int8)
+      return refuse("layers after an encoder with other norms or tables than a decider's");
+    return {};
+  }
   if (embedding_norm == rms_norm)
     return refuse(rms_norm ? "an RMSNorm of embeddings" : "embeddings without a norm before LayerNorms");
   if (!embedding_norm && (position_table || types > 0 || embedding > 0))
@@ -220,6 +225,8 @@ Status EncoderConfig::check_heads() const {
   if (task_heads.splade && task_heads.splade->logs != 1 && task_heads.splade->logs != 2)
     return refuse("a SPLADE head that takes log1p ", task_heads.splade->logs, " times: once or twice");
   if (task_heads.token_weights && task_heads.splade) return refuse("token weights next to a SPLADE head");
+  if (task_heads.options > 0 && !task_heads.classifier.empty())
+    return refuse("a decider next to a classification head");
   EMBERT_TRY(chain("a Dense module", task_heads.dense));
   EMBERT_TRY(chain("a classification layer", task_heads.classifier));
   EMBERT_TRY(chain("a multi-vector layer", task_heads.multi));

@@ -17,8 +17,14 @@ namespace {
 // One replay of a program.
 class Replay {
  public:
-  Replay(const DeviceModel& model, const BatchPlan& plan, const Stream& stream)
-      : model_(model), config_(model.config), buffers_(model.activations), plan_(plan), stream_(stream) {
+  // before: the model whose last rows a decider continues.
+  Replay(const DeviceModel& model, const BatchPlan& plan, const Stream& stream, const DeviceModel* before = nullptr)
+      : model_(model),
+        before_(before),
+        config_(model.config),
+        buffers_(model.activations),
+        plan_(plan),
+        stream_(stream) {
     // While rows are inspected, all rows of the last layer are needed.
     if (!inspects()) gathered_ = gathered_row(plan, config_);
   }
@@ -42,6 +48,7 @@ class Replay {
   Status gather_rows(const Op& op);
 
   const DeviceModel& model_;
+  const DeviceModel* const before_;
   const EncoderConfig& config_;
   const Activations& buffers_;
   const BatchPlan& plan_;
@@ -131,10 +138,13 @@ Status Replay::embed_batch(const Op& op) {
   uint8_t* const to = buffers_.rows(op.y);
   float2* const sums = stats_of(op);
   EmbeddingTables tables = model_.weights.tables();
+  if (before_ != nullptr)
+    return add_types(config_.dtype, before_->last_norm(), before_->config.epsilon, tables.type, offsets.types,
+                     plan_.rows, columns, to, sums, stream_);
   tables.prescaled_rows = model_.weights.prescales_rows();
   // One launch for few rows, where the device has clusters; it writes row statistics, and no positions.
   const bool small = plan_.on_host && op.writes_stats && plan_.rows <= kSmallRows && stream_.dependent_launch;
-  if (small && !config_.reads_positions())
+  if (small && !config_.reads_positions() && config_.task_heads.options == 0)
     return embed_small(config_.dtype, tables, input, layout.bytes, offsets, capacity, columns, to, sums, stream_);
   EMBERT_TRY(compute_offsets(input, offsets, capacity, stream_));
   if (plan_.positions != nullptr) {
@@ -228,11 +238,14 @@ Status Replay::gather_rows(const Op& op) {
 
 }  // namespace
 
-Status forward(const DeviceModel& model, const BatchPlan& plan, const Stream& stream) {
+Status forward(const DeviceModel& model, const DeviceModel* decider, const BatchPlan& plan, const Stream& stream) {
   EMBERT_NVTX_RANGE("encoder forward");
   LastRows last{};
   EMBERT_TRY(Replay(model, plan, stream).run(last));
-  return run_heads(model, plan, last, stream);
+  EMBERT_TRY(run_heads(model, plan, last, stream));
+  if (decider == nullptr || !plan.outputs.requests(bit(Task::kClassify))) return {};
+  EMBERT_TRY(Replay(*decider, plan, stream, &model).run(last));
+  return run_decider_head(*decider, model.config.task_heads.marker, plan, last, stream);
 }
 
 }  // namespace embert

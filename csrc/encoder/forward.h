@@ -6,8 +6,9 @@
 
 namespace embert {
 
-// Queues a forward pass. The plan determines all launches, so they can be captured as a graph.
-Status forward(const DeviceModel& model, const BatchPlan& plan, const Stream& stream);
+// Queues a forward pass. The plan determines all launches, so they can be captured as a graph. decider: null, or the
+// layers after the model's that CLASSIFY takes.
+Status forward(const DeviceModel& model, const DeviceModel* decider, const BatchPlan& plan, const Stream& stream);
 
 // The last layer's rows: of all tokens in Buffer::kX, or those that gathered_row selects, one a sequence.
 struct LastRows {
@@ -17,5 +18,8 @@ struct LastRows {
 
 // heads.cpp: the end of a forward pass.
 Status run_heads(const DeviceModel& model, const BatchPlan& plan, const LastRows& rows, const Stream& stream);
+// The same of a decider, whose logits are those of each token `marker`.
+Status run_decider_head(const DeviceModel& decider, int marker, const BatchPlan& plan, const LastRows& rows,
+                        const Stream& stream);
 
 }  // namespace embert

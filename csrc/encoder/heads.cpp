@@ -22,7 +22,7 @@ class Heads {
     const TaskOutputs& outputs = plan_.outputs;
     const bool sparse = outputs.requests(bit(Task::kSparse)), pairs = sparse && model_.splade != nullptr;
     if (outputs.requests(bit(Task::kEmbed))) EMBERT_TRY(embed());
-    if (outputs.requests(bit(Task::kClassify))) EMBERT_TRY(classify());
+    if (outputs.requests(bit(Task::kClassify)) && !config_.task_heads.classifier.empty()) EMBERT_TRY(classify());
     if (sparse && !pairs) EMBERT_TRY(weigh_tokens());
     if (!outputs.requests(bit(Task::kTokens) | bit(Task::kMulti)) && !pairs) return {};
     uint8_t* const x = buffers_.rows(Buffer::kX);
@@ -30,6 +30,17 @@ class Heads {
     if (pairs) EMBERT_TRY(find_pairs());
     if (outputs.requests(bit(Task::kMulti))) EMBERT_TRY(project_tokens());
     return outputs.requests(bit(Task::kTokens)) ? store_tokens(Task::kTokens, x, false) : Status();
+  }
+
+  Status decide(int marker) const {
+    const TaskOutput& output = output_of(Task::kClassify);
+    const HeadWeights& weights = model_.weights.heads();
+    if (model_.program.last.exists()) EMBERT_TRY(normalize(buffers_.rows(Buffer::kX), model_.last_norm()));
+    const uint8_t* x = nullptr;
+    EMBERT_TRY(multiply_rows(x));
+    const OffsetsOutput& offsets = buffers_.offsets();
+    return marker_logits(config_.dtype, x, offsets.ids, offsets.cu_seqlens, output.chosen, output.rows, marker,
+                         config_.hidden, weights.token_weight, weights.token_bias, output.columns, output.out, stream_);
   }
 
  private:
@@ -99,18 +110,24 @@ class Heads {
     return model_.splade->run(batch, *plan_.pairs, stream_);
   }
 
-  // The GEMMs run on all rows, in memory that is free then; the requested rows are gathered at the end.
-  Status project_tokens() const {
-    const TaskHeads& heads = config_.task_heads;
-    const uint8_t* x = buffers_.rows(Buffer::kX);
+  // The GEMMs of `multi` run on all rows, in memory that is free then.
+  Status multiply_rows(const uint8_t*& x) const {
+    x = buffers_.rows(Buffer::kX);
     for (size_t i = 0; i < model_.multi.size(); ++i) {
       uint8_t* const y = buffers_.multi_rows(int(i % 2));
       int none = 0;
       EMBERT_TRY(model_.multi[i]->run({x}, {}, plan_.rows, y, nullptr, none, stream_));
-      if (i == 0 && heads.token_norm) EMBERT_TRY(normalize(y, model_.weights.heads().multi_norm));
+      if (i == 0 && config_.task_heads.token_norm) EMBERT_TRY(normalize(y, model_.weights.heads().multi_norm));
       x = y;
     }
-    return store_tokens(Task::kMulti, x, !heads.token_logits);
+    return {};
+  }
+
+  // The requested rows are gathered at the end.
+  Status project_tokens() const {
+    const uint8_t* x = nullptr;
+    EMBERT_TRY(multiply_rows(x));
+    return store_tokens(Task::kMulti, x, !config_.task_heads.token_logits);
   }
 
   Status store_tokens(Task task, const void* rows, bool unit_length) const {
@@ -131,6 +148,11 @@ class Heads {
 
 Status run_heads(const DeviceModel& model, const BatchPlan& plan, const LastRows& rows, const Stream& stream) {
   return Heads(model, plan, rows, stream).run();
+}
+
+Status run_decider_head(const DeviceModel& decider, int marker, const BatchPlan& plan, const LastRows& rows,
+                        const Stream& stream) {
+  return Heads(decider, plan, rows, stream).decide(marker);
 }
 
 }  // namespace embert

@@ -55,10 +55,10 @@ void Weights::lay_out(uint8_t* base, size_t& bytes) {
     if (model_.position_table) layout.add(-1, "position", {position, {size_t(model_.positions), embedding}, dtype});
     if (model_.padding)
       layout.add(-1, "padding", {position + model_.positions * embedding * bytes_of(dtype), {1, embedding}, dtype});
-    if (model_.types > 0) tables_.type = layout.matrix(-1, "type", model_.types, embedding, dtype);
     tables_.norm = layout.norm(-1, "", model_.projects_first ? hidden : embedding);
     norms_[int(NormKind::kEmbedding)] = tables_.norm;
   }
+  if (model_.types > 0) tables_.type = layout.matrix(-1, "type", model_.types, embedding, dtype);
   layers_.resize(model_.stored_layers());
   for (int i = 0; i < int(layers_.size()); ++i) lay_out_layer(layout, i);
   if (model_.embedding > 0) {

@@ -17,7 +17,7 @@ namespace embert {
 enum class Task : int {
   kEmbed = 0,     // a vector a sequence: pooled, through the Dense modules, cut, of length 1
   kTokens = 1,    // a vector a token: the last hidden state
-  kClassify = 2,  // logits of the classification head, a row a sequence
+  kClassify = 2,  // logits of the classification head or of the decider, a row a sequence
   kSparse = 3,    // weights of a sparse vector; token_heads.cu writes one row per token
   kMulti = 4,     // a vector a token: projected, of length 1; or a token's logits, where the model classifies tokens
 };
@@ -76,11 +76,15 @@ struct TaskHeads {
   std::optional<SpladeKind> splade;    // SPARSE: pairs of the vocabulary; never both
   bool token_logits = false;           // MULTI's rows are logits, as they are, and not of length 1
   bool token_norm = false;             // a LayerNorm follows the first of two layers of `multi`
+  // CLASSIFY by a decider (encoder_config.h) instead of `classifier`. 0: no decider. Otherwise the columns of a row:
+  // logits of a text's tokens `marker`, in order, then zeros. Token types are then texts' types, this many.
+  int options = 0, marker = 0, text_types = 0;
 
   int width(int hidden) const { return dense.empty() ? hidden : dense.back().out; }  // of EMBED's rows
-  int labels() const { return classifier.empty() ? 0 : classifier.back().out; }      // of CLASSIFY's rows
+  int labels() const { return classifier.empty() ? options : classifier.back().out; }  // of CLASSIFY's rows
   int multi_columns() const { return multi.empty() ? 0 : multi.back().out; }         // of MULTI's rows
   Tasks tasks() const {
+    if (options > 0) return bit(Task::kEmbed) | bit(Task::kClassify);
     return Tasks(bit(Task::kEmbed) | bit(Task::kTokens) | (classifier.empty() ? 0 : bit(Task::kClassify)) |
                  (token_weights || splade ? bit(Task::kSparse) : 0) | (multi.empty() ? 0 : bit(Task::kMulti)));
   }

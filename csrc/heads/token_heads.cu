@@ -92,6 +92,42 @@ __global__ void __launch_bounds__(kWarps * 32)
   if (lane == 0) y[row] = total <= 0.0f ? 0.0f : total;  // NaN is preserved
 }
 
+// Logits of the rows of markers: a block per text, all of whose warps look for markers, and each of which takes every
+// fourth. The order of additions is fixed, as above.
+
+template <typename T>
+__global__ void __launch_bounds__(kWarps * 32)
+    marker_logits_kernel(const T* x, const int* ids, const int* cu_seqlens, const int* chosen, int marker, int hidden,
+                         const float* weight, const float* bias, int columns, float* y) {
+  constexpr int kWidth = Pack<T>::kSize;
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  griddepcontrol_wait();
+  griddepcontrol_launch_dependents();
+  const int text = chosen == nullptr ? blockIdx.x : chosen[blockIdx.x], end = cu_seqlens[text + 1];
+  float* const to = y + size_t(blockIdx.x) * columns;
+  int found = 0;
+  for (int first = cu_seqlens[text]; first < end && found < columns; first += 32) {
+    unsigned markers = __ballot_sync(~0u, first + lane < end && ids[first + lane] == marker);
+    for (; markers != 0 && found < columns; markers &= markers - 1, ++found) {
+      if (found % kWarps != warp) continue;
+      const T* const row = x + size_t(first + __ffs(markers) - 1) * hidden;
+      float sum = 0.0f;
+      for (int column = lane * kWidth; column < hidden; column += 32 * kWidth) {
+        const Pack<T> pack = load_pack_coherent(row + column);
+#pragma unroll
+        for (int i = 0; i < kWidth; i += 4) {
+          const Pack<float> w = load_pack(weight + column + i);
+#pragma unroll
+          for (int k = 0; k < 4; ++k) sum = fmaf(to_float(pack.values[i + k]), w.values[k], sum);
+        }
+      }
+      sum = warp_sum(sum);
+      if (lane == 0) to[found] = sum + *bias;
+    }
+  }
+  for (int i = found + threadIdx.x; i < columns; i += kWarps * 32) to[i] = 0.0f;
+}
+
 }  // namespace
 
 Status token_rows(DType dtype, const void* x, const int* chosen, int rows, int columns, bool unit_length, float* y,
@@ -112,6 +148,17 @@ Status token_weights(DType dtype, const RowView& x, const Norm& norm, float epsi
   return with_dtype(dtype, [&](auto type) {
     return launch("token_weights", token_weights_kernel<decltype(type)>, (rows + kWarps - 1) / kWarps, kWarps * 32, 0,
                   stream, x, norm, epsilon, chosen, rows, hidden, weight, bias, y);
+  });
+}
+
+Status marker_logits(DType dtype, const void* x, const int* ids, const int* cu_seqlens, const int* chosen, int texts,
+                     int marker, int hidden, const float* weight, const float* bias, int columns, float* y,
+                     const Stream& stream) {
+  if (hidden % 8 != 0) return Status::refused("marker_logits: hidden size ", hidden, " is not supported");
+  return with_dtype(dtype, [&](auto type) {
+    using T = decltype(type);
+    return launch("marker_logits", marker_logits_kernel<T>, texts, kWarps * 32, 0, stream, static_cast<const T*>(x),
+                  ids, cu_seqlens, chosen, marker, hidden, weight, bias, columns, y);
   });
 }
 

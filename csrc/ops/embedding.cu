@@ -73,6 +73,36 @@ __global__ void __launch_bounds__(kWarps * 32)
   }
 }
 
+// x = LayerNorm(x) + type[t] in place, one warp per row, in FP32 up to the store.
+
+template <typename T, int kPacks>
+__global__ void __launch_bounds__(kWarps * 32)
+    add_types_kernel(const Norm norm, float epsilon, const T* type, const int* types, int rows, int hidden, T* x,
+                     float2* sums) {
+  const int lane = threadIdx.x % 32, row = blockIdx.x * kWarps + threadIdx.x / 32;
+  griddepcontrol_wait();
+  griddepcontrol_launch_dependents();
+  if (row >= rows) return;
+  T* const at = x + size_t(row) * hidden;
+  Pack<T> own[kPacks], added[kPacks];
+  load_row(own, at, lane, hidden);
+  load_table_row(added, type + size_t(types[row]) * hidden, lane, hidden);
+  WarpRow<T, kPacks> values;
+  values.clear();
+  values.add(own, lane, hidden);
+  if (norm.gamma != nullptr) {
+    values.standardize(lane, hidden, epsilon);
+    values.multiply(norm.gamma, lane, hidden);
+    values.with_vector(norm.beta, lane, hidden, [](float& element, float other) { element += other; });
+  }
+  values.add(added, lane, hidden);
+  if (sums != nullptr) {
+    store_unnormalized(values, EmbeddingTables{}, x, sums, row, lane, hidden);
+  } else {
+    values.store_into(at, lane, hidden);
+  }
+}
+
 // y = scale · word[id], one warp per row: a gather for models whose embeddings have no positions, types or norm.
 
 template <typename T>
@@ -242,6 +272,17 @@ Status embed_words(DType dtype, const void* word, const int* ids, int rows, int 
     using T = decltype(type);
     return launch("embedding", embed_words_kernel<T>, (rows + kWarps - 1) / kWarps, kWarps * 32, 0, stream,
                   static_cast<const T*>(word), ids, rows, hidden, scale, static_cast<T*>(y), after, y_stats);
+  });
+}
+
+Status add_types(DType dtype, const Norm& norm, float epsilon, const void* type, const int* types, int rows, int hidden,
+                 void* x, float2* sums, const Stream& stream) {
+  return with_dtype(dtype, [&](auto element) {
+    using T = decltype(element);
+    return with_row_packs<T>("add_types", hidden, [&](auto packs) {
+      return launch("add_types", add_types_kernel<T, packs>, (rows + kWarps - 1) / kWarps, kWarps * 32, 0, stream, norm,
+                    epsilon, static_cast<const T*>(type), types, rows, hidden, static_cast<T*>(x), sums);
+    });
   });
 }
 

@@ -53,6 +53,11 @@ Status embed(DType dtype, const EmbeddingTables& tables, const int* ids, const i
 Status embed_words(DType dtype, const void* word, const int* ids, int rows, int hidden, float scale, void* y,
                    const float* after, float2* y_stats, const Stream& stream);
 
+// --- embedding.cu: x[T, H] = LayerNorm(x) + type[types], the first rows of layers after an encoder -------------------
+// norm: none where x is normalized. sums: null, or the destination of x's row statistics, one part a group.
+Status add_types(DType dtype, const Norm& norm, float epsilon, const void* type, const int* types, int rows, int hidden,
+                 void* x, float2* sums, const Stream& stream);
+
 // --- embedding.cu: both in one launch (sm_90), for a small batch in the host's memory -------------------------------
 // All of `in`, types included, lies in the `bytes` from in.header on. Of `out`, ids, types and positions are not
 // written.

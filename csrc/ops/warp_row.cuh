@@ -81,8 +81,7 @@ struct WarpRow {
   }
 
   // Two passes over registers: the mean, then the variance about it. So outlier channels cost no accuracy.
-  __device__ void normalize_into(T* y, const WarpRow& gamma, const WarpRow& beta, int lane, int hidden,
-                                 float epsilon) const {
+  __device__ void standardize(int lane, int hidden, float epsilon) {
     float sum = 0.0f;
 #pragma unroll
     for (int p = 0; p < kPacks; ++p)
@@ -103,13 +102,17 @@ struct WarpRow {
 #pragma unroll
     for (int p = 0; p < kPacks; ++p) {
       if (!holds(p, lane, hidden)) continue;
-      Pack<T> out;
 #pragma unroll
-      for (int i = 0; i < kWidth; ++i) {
-        out.values[i] = from_float<T>(fmaf((values[p][i] - mean) * scale, gamma.values[p][i], beta.values[p][i]));
-      }
-      store_pack(y + (p * 32 + lane) * kWidth, out);
+      for (int i = 0; i < kWidth; ++i) values[p][i] = (values[p][i] - mean) * scale;
     }
+  }
+  __device__ void normalize_into(T* y, const WarpRow& gamma, const WarpRow& beta, int lane, int hidden, float epsilon) {
+    standardize(lane, hidden, epsilon);
+#pragma unroll
+    for (int p = 0; p < kPacks; ++p)
+#pragma unroll
+      for (int i = 0; i < kWidth; ++i) values[p][i] = fmaf(values[p][i], gamma.values[p][i], beta.values[p][i]);
+    store_into(y, lane, hidden);
   }
 };
 

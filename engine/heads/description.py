@@ -78,13 +78,12 @@ class LabelDecider:
 class MarkerDecider:
     """Laya's decisions: a marker precedes each option, and layers after the encoder turn the markers' rows into logits.
 
-    A sequence is the question, its options and the state. Each row gets the embedding of the question's type first.
+    A sequence is the question, its options and the state. Its token types are the question's type: a choice, a score or
+    a predicate.
     """
 
-    config: EncoderConfig  # of the layers
-    types: str  # the tensor [3, hidden]: of choice, score and predicate
-    norm: Norm  # before the scorer
-    scorer: tuple[Layer, ...]
+    config: EncoderConfig  # of the layers; its last norm precedes the scorer
+    scorer: tuple[Layer, Layer]
     marker: int  # ids of tokens
     first: int
     separator: int

@@ -180,6 +180,7 @@ class EncoderConfig:
     embedding_norm: bool = True  # a norm follows the sum of the embedding tables
     projects_first: bool = False  # that norm follows the projection of the tables' rows, not the sum
     embedding_scale: float = 1.0  # the word table's rows are multiplied by it
+    continues: bool = False  # rows are the last ones of another encoder, each with a row of the token-type table added
     causal: bool = False  # a token attends to itself and to tokens before it only
     key_value_heads: int | None = None  # heads of keys and values, each shared by several of the queries; None: `heads`
     head_columns: int | None = None  # columns of one attention head; None: hidden_size / heads

@@ -1,6 +1,6 @@
 // The encoder's host side before a device that computes on the CPU. Standard input: numbers and names, as
 // tests/csrc/computed.py writes them; arguments: gemm, dtype (DType; int8: of matrices), the file of all tensors'
-// bytes, and where the rows of all tokens and then the pooled vectors go, in FP32.
+// bytes, and where the rows of all tokens and then the pooled vectors go, in FP32, or logits of a model with a decider.
 
 #include <cstring>
 #include <iostream>
@@ -41,7 +41,17 @@ void read(Activation& value) {
 void read(Pooling& value) {
   value = Pooling(number());
 }
-void read(TaskHeads&) {}
+void read(DenseShape& value) {
+  std::cin >> value.in >> value.out;
+  value.activation = HeadActivation(number());
+}
+template <typename T>
+void read(std::vector<T>& values);
+void read(TaskHeads& value) {
+  std::cin >> value.options >> value.marker >> value.text_types;
+  read(value.multi);
+  read(value.token_weights);
+}
 void read(LayerAttention& value) {
   std::cin >> value.window >> value.rotary_dim >> value.table >> value.head_columns >> value.kv_heads >> value.taps >>
       value.after;
@@ -54,7 +64,7 @@ void read(std::vector<T>& values) {
 }
 
 // Fields by their names, up to "end".
-EncoderConfig read_config() {
+EncoderConfig read_config(DType dtype) {
   EncoderConfig config;
   std::string field;
   while (std::cin >> field && field != "end") {
@@ -63,6 +73,8 @@ EncoderConfig read_config() {
 #include "encoder/encoder_config_fields.inc"
 #undef EMBERT_FIELD
   }
+  config.int8 = dtype == DType::kInt8;
+  config.dtype = config.int8 ? DType::kFloat16 : dtype;
   return config;
 }
 
@@ -71,16 +83,16 @@ EncoderConfig read_config() {
 int main(int count, char** arguments) {
   if (count != 5) return 2;
   computes = true;
-  EncoderConfig model = read_config();
-  model.dtype = DType(std::atoi(arguments[2]));
-  model.int8 = model.dtype == DType::kInt8;
-  if (model.int8) model.dtype = DType::kFloat16;
+  const DType dtype = DType(std::atoi(arguments[2]));
+  const EncoderConfig model = read_config(dtype);
+  const bool decides = model.task_heads.options > 0;
+  const EncoderConfig decider = decides ? read_config(dtype) : EncoderConfig();
   EncoderOptions options;
   options.max_tokens = number();  // also of the batches at start
   options.gemm = arguments[1];
   options.graphs = 0;
   std::unique_ptr<Encoder> encoder;
-  told(Encoder::create(model, options, encoder));
+  told(Encoder::create(model, options, encoder, decides ? &decider : nullptr));
 
   std::FILE* const file = std::fopen(arguments[3], "rb");
   std::vector<std::vector<uint8_t>> kept;  // until the encoder has started
@@ -104,11 +116,14 @@ int main(int count, char** arguments) {
   for (int& length : lengths) length = number();
   Batch batch(lengths);
   for (int32_t& id : batch.ids) id = number();
+  std::vector<int32_t> types(number());  // none, or of each token
+  for (int32_t& each : types) each = number();
+  if (!types.empty()) batch.view.types = types.data();
   std::vector<int32_t> prefixes(number());  // none, or two numbers of each sequence
   for (int32_t& each : prefixes) each = number();
   const std::vector<uint8_t> as_they_are(lengths.size());
   std::FILE* const to = std::fopen(arguments[4], "wb");
-  for (const Task task : {Task::kTokens, Task::kEmbed}) {
+  for (const Task task : {decides ? Task::kClassify : Task::kTokens, Task::kEmbed}) {
     const std::vector<Tasks> tasks(lengths.size(), bit(task));
     batch.view.normalize = as_they_are.data();
     batch.view.tasks = tasks.data();

@@ -294,6 +294,15 @@ Status embed(DType dtype, const EmbeddingTables& tables, const int* ids, const i
   }
   return {};
 }
+Status add_types(DType dtype, const Norm& norm, float epsilon, const void* type, const int* types, int rows, int hidden,
+                 void* x, float2* sums, const Stream&) {
+  return map_rows(dtype, x, rows, hidden, x, [&](Row& values, int row) {
+    normalize(values, norm, epsilon, nullptr, false);
+    const Row added = row_of(dtype, type, types[row], hidden);
+    for (int i = 0; i < hidden; ++i) values[i] += added[i];
+    if (sums != nullptr) put_sums(sums, row, values);
+  });
+}
 Status layernorm(DType dtype, const void* x, const Norm& norm, int rows, int hidden, float epsilon, void* y,
                  const Stream&) {
   return map_rows(dtype, x, rows, hidden, y,
@@ -553,6 +562,20 @@ Status pool(DType dtype, Pooling pooling, const RowView& rows, bool gathered, co
 Status token_rows(DType dtype, const void* x, const int*, int rows, int columns, bool, float* y, const Stream&) {
   if (!computes) return {};
   for (size_t i = 0; i < size_t(rows) * columns; ++i) y[i] = float(get(dtype, x, i));
+  return {};
+}
+Status marker_logits(DType dtype, const void* x, const int* ids, const int* cu_seqlens, const int* chosen, int texts,
+                     int marker, int hidden, const float* weight, const float* bias, int columns, float* y,
+                     const Stream&) {
+  for (int i = 0; computes && i < texts; ++i) {
+    const int text = chosen == nullptr ? i : chosen[i];
+    float* const to = std::fill_n(y + size_t(i) * columns, columns, 0.0f) - columns;
+    for (int row = cu_seqlens[text], found = 0; row < cu_seqlens[text + 1] && found < columns; ++row) {
+      if (ids[row] != marker) continue;
+      const Row values = row_of(dtype, x, row, hidden);
+      to[found++] = float(std::inner_product(values.begin(), values.end(), weight, double(*bias)));
+    }
+  }
   return {};
 }
 Status convert(DType from, const void* x, DType to, void* y, size_t count, const Stream&) {

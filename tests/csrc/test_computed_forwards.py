@@ -19,16 +19,20 @@ import torch
 
 from embert import engine
 from embert.engine.batch import PackedBatch, cumulative
-from embert.engine.encoders.cuda.shapes import encoder_fields, layer_attention
+from embert.engine.encoders.cuda.heads import decider_tensors
+from embert.engine.encoders.cuda.shapes import encoder_fields, layer_attention, marker_decider
 from embert.engine.encoders.cuda.weights import layer_tensors
 from embert.engine.encoders.torch.encoder import TorchEncoder
+from embert.engine.heads.description import MARKED_OPTIONS
 from embert.engine.model import Model
+from embert.engine.models.encoder_config import EncoderConfig
 from embert.engine.tasks import Task
 from embert.engine.weights.checkpoint import Checkpoint
 from tests.csrc import int8
 from tests.csrc.encoder.random_models import random_bert
 from tests.csrc.host_program import HOST_SIDE, build
 from tests.csrc.reference import BFLOAT16, FLOAT16, FLOAT32
+from tests.engine.test_decisions import laya
 from tests.oracles.described import ARCHITECTURES, described
 
 pytestmark = pytest.mark.timeout(600)  # compilers, on cores that others may use
@@ -39,6 +43,7 @@ HOPPER, PORTABLE = "hopper", "cublaslt"
 ACTIVATIONS = {"gelu": 1, "gelu_tanh": 2, "relu": 3, "silu": 4}
 POOLINGS = {"cls": 0, "mean": 1, "last-token": 3}
 INT8 = 3
+GELU = 4  # HeadActivation
 CONVERTED = 4 << 20  # kConvertedElements of csrc/encoder/weights.h
 STORED = {"float32": FLOAT32, "float16": FLOAT16, "bfloat16": BFLOAT16, "int8": INT8}
 ALLOWED = {FLOAT32: 1e-5, FLOAT16: 4e-3}  # of a row's length
@@ -55,9 +60,39 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def computed(
     program: Path, model: Model, gemm: str, dtype: int, batch: PackedBatch, adapter: int = -1, most: int = MAX_TOKENS
 ) -> tuple[Floats, Floats]:
-    """The rows of all tokens, and the pooled vectors as they are. All texts have one adapter, or none."""
-    config, attention = model.config, layer_attention(model.config)
-    told: list[object] = ["activation", ACTIVATIONS[config.activation], "pooling", POOLINGS[model.pooling]]
+    """The rows of all tokens, or the logits of a decider, and the pooled vectors as they are.
+
+    All texts have one adapter, or none.
+    """
+    config, decider, checkpoint = model.config, marker_decider(model), Checkpoint.open(model)
+    told = [*told_fields(config), "pooling", POOLINGS[model.pooling]]
+    tensors = list(layer_tensors(config, checkpoint.with_adapter(adapter), dtype == INT8))
+    if decider is not None:
+        types, columns = decider.config.type_vocab_size, decider.config.hidden_size
+        told += ["task_heads", MARKED_OPTIONS, decider.marker, types, 0, 0, "end", *told_fields(decider.config)]
+        told += ["continues", 1, "task_heads", 0, 0, 0, 1, columns, columns, GELU, 1]
+        tensors += decider_tensors(model, checkpoint, "float32")
+    told += ["end", max(most, batch.tokens), len(tensors)]
+    data, out = model.folder / "tensors", model.folder / "rows"
+    with data.open("wb") as file:
+        for name, layer, array, stored in tensors:
+            told += [name, layer, STORED[stored], array.ndim, *array.shape]
+            file.write(np.ascontiguousarray(array).tobytes())
+    prefixes = [] if batch.prefixes is None else batch.prefixes.reshape(-1).tolist()
+    types = [] if batch.token_types is None else batch.token_types.tolist()
+    told += [len(batch.cu_seqlens) - 1, *np.diff(batch.cu_seqlens), *batch.ids, len(types), *types]
+    told += [len(prefixes), *prefixes]
+    command: list[str | Path] = [program, gemm, str(dtype), data, out]
+    ran = subprocess.run(command, input=" ".join(map(str, told)), capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
+    found = np.fromfile(out, np.float32)
+    pooled = found[-batch.sequences * config.hidden_size :].reshape(batch.sequences, -1)
+    return found[: -pooled.size].reshape(batch.tokens if decider is None else batch.sequences, -1), pooled
+
+
+def told_fields(config: EncoderConfig) -> list[object]:
+    attention = layer_attention(config)
+    told: list[object] = ["activation", ACTIVATIONS[config.activation]]
     told += ["attention", len(attention), *itertools.chain(*attention)]
     for name, value in encoder_fields(config).items():
         told += (
@@ -65,21 +100,7 @@ def computed(
             if isinstance(value, tuple)
             else [name, int(value) if isinstance(value, bool) else value]
         )
-    told += ["end", max(most, batch.tokens)]
-    tensors = list(layer_tensors(model.config, Checkpoint.open(model).with_adapter(adapter), dtype == INT8))
-    told.append(len(tensors))
-    data, out = model.folder / "tensors", model.folder / "rows"
-    with data.open("wb") as file:
-        for name, layer, array, stored in tensors:
-            told += [name, layer, STORED[stored], array.ndim, *array.shape]
-            file.write(np.ascontiguousarray(array).tobytes())
-    prefixes = [] if batch.prefixes is None else batch.prefixes.reshape(-1).tolist()
-    told += [len(batch.cu_seqlens) - 1, *np.diff(batch.cu_seqlens), *batch.ids, len(prefixes), *prefixes]
-    command: list[str | Path] = [program, gemm, str(dtype), data, out]
-    ran = subprocess.run(command, input=" ".join(map(str, told)), capture_output=True, text=True, check=False)
-    assert ran.returncode == 0, ran.stderr
-    rows = np.fromfile(out, np.float32).reshape(-1, model.config.hidden_size)
-    return rows[: batch.tokens], rows[batch.tokens :]
+    return told
 
 
 def drawn(model: Model, lengths_of_texts: Sequence[int] = LENGTHS) -> PackedBatch:
@@ -149,6 +170,25 @@ def test_rows_of_a_shared_prefix(program: Path, tmp_path: Path, kind: str, gemm:
     positions = np.concatenate([np.arange(length) for length in np.diff(batch.cu_seqlens)])
     np.testing.assert_array_equal(rows, every[positions >= np.repeat(begins[:, 1], np.diff(batch.cu_seqlens))])
     np.testing.assert_array_equal(pooled, expected)
+
+
+@pytest.mark.parametrize(("gemm", "dtype"), [(PORTABLE, FLOAT32), (PORTABLE, FLOAT16), (HOPPER, FLOAT16)])
+def test_layers_that_make_decisions(program: Path, tmp_path: Path, gemm: str, dtype: int) -> None:
+    laya(tmp_path)
+    model = engine.load_model(str(tmp_path))
+    decider = marker_decider(model)
+    assert decider is not None
+    batch = drawn(model, [60, 1, 40, 33, 5])
+    batch.ids[np.random.default_rng(3).integers(0, batch.tokens, 20)] = decider.marker
+    types = np.repeat(np.array([2, 0, 1, 0, 2], np.int32), np.diff(batch.cu_seqlens))
+    tasks = np.full(batch.sequences, Task.DECIDE, np.uint8)
+    batch = dataclasses.replace(batch, token_types=types, tasks=tasks)
+    cpu = TorchEncoder(model, dtype="float32", max_batch_tokens=1 << 12)
+    expected = cpu.wait(cpu.submit(batch))[Task.DECIDE].values
+    logits, _ = computed(program, model, gemm, dtype, batch)
+    print(np.abs(logits - expected).max(), np.abs(expected).max())
+    assert ((logits == 0) == (expected == 0)).all()
+    assert np.abs(logits - expected).max() <= 2 * ALLOWED[dtype] * np.abs(expected).max()
 
 
 @pytest.mark.parametrize("gemm", [HOPPER, PORTABLE])

@@ -16,14 +16,14 @@ from embert.engine.batch import TaskOutput, cumulative
 from embert.engine.encoders.cpu.operators import Operators
 from embert.engine.encoders.cpu.positions import Positions
 from embert.engine.encoders.cpu.runs import Group
-from embert.engine.encoders.cpu.transformer import Layer
+from embert.engine.encoders.cpu.transformer import Layer, read_norm
 from embert.engine.files.safetensors_file import Tensor
 from embert.engine.heads import description
-from embert.engine.heads.checkpoints.decider import LAYA_TYPES
 from embert.engine.heads.embedding import normalized
 from embert.engine.heads.token_rows import pooled_rows, token_weight_rows
 from embert.engine.model import Model
 from embert.engine.models.encoder_config import EncoderConfig
+from embert.engine.models.tensor_names import FINAL_NORM, TOKEN_TYPE_EMBEDDINGS
 from embert.engine.tasks import Task
 from embert.engine.weights.checkpoint import Checkpoint
 
@@ -207,8 +207,8 @@ class MarkerLogits:
     ) -> None:
         own = Checkpoint.open(dataclasses.replace(model, config=head.config))
         self._layers = [Layer(head.config, own, number, operators) for number in range(head.config.layers)]
-        self._types = checkpoint.of_head(head.types, (len(LAYA_TYPES), head.config.hidden_size)).float32()
-        self._norm = operators.head_norm(checkpoint.norm(head.norm, head.config.hidden_size))
+        self._types = own.float32(TOKEN_TYPE_EMBEDDINGS)
+        self._norm = operators.head_norm(read_norm(head.config, own, FINAL_NORM))
         self._scorer = [_Layer(layer, checkpoint, operators) for layer in head.scorer]
         self._marker, self._operators = head.marker, operators
 

@@ -24,11 +24,12 @@ from embert.engine.encoders.cuda.adapters import (
     parts_of,
 )
 from embert.engine.encoders.cuda.heads import (
+    DeviceLogits,
     HostClassifier,
     HostEmbedding,
     Layout,
-    TokenLogits,
     captured_tasks,
+    decider_tensors,
     head_tensors,
     without_padding,
 )
@@ -141,8 +142,7 @@ class CudaEncoder(Encoder):
             HostClassifier(model, self._checkpoint) if shapes.classifies_on_the_host(model) else None
         )
         self._host_embedding = HostEmbedding(model) if shapes.embeds_on_the_host(model) else None
-        token_classifier = model.heads.token_classifier
-        self._token_logits = None if token_classifier is None else TokenLogits(token_classifier)
+        self._device_logits = DeviceLogits.of(model)
         classifier = model.heads.classifier
         self._padding_id = None if classifier is None else classifier.padding_id
         self.sharing = Sharing(
@@ -215,7 +215,10 @@ class CudaEncoder(Encoder):
         options.cublaslt_library = _cublaslt_library()
         options.fold = fold
         options.graphs = self._graphs
-        encoder = self._cuda.make_encoder(shapes.describe(self._cuda, self._model, self.dtype), options)
+        described = [shapes.describe(self._cuda, self._model, self.dtype), options]
+        if (decider := shapes.marker_decider(self._model)) is not None:
+            described.append(shapes.describe_decider(self._cuda, decider, self.dtype))
+        encoder = self._cuda.make_encoder(*described)
         return encoder, self._load(encoder, adapter)
 
     def _load(self, encoder: Any, adapter: int) -> str:
@@ -226,7 +229,8 @@ class CudaEncoder(Encoder):
         alive = []  # the arrays that the extension reads until it has started
         tensors = adapted_tensors(self._config, self._checkpoint, adapter, self.dtype)
         heads = ((*head, "float32") for head in head_tensors(self._model, self._checkpoint, self.dtype))
-        for name, index, array, stored in itertools.chain(tensors, heads):
+        decider = decider_tensors(self._model, self._checkpoint, self.dtype)
+        for name, index, array, stored in itertools.chain(tensors, heads, decider):
             data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
             alive.append(data)
             encoder.load(name, index, data, list(array.shape), self._cuda.DType[stored])
@@ -286,8 +290,8 @@ class CudaEncoder(Encoder):
                 device_batch, host_batch, host = part.batch, None, self._host_embedding
                 if host is not None:
                     device_batch, host_batch = host.device_batch(device_batch), host.host_batch(device_batch)
-                if self._token_logits is not None:
-                    device_batch = self._token_logits.device_batch(device_batch)
+                if self._device_logits is not None:
+                    device_batch = self._device_logits.device_batch(device_batch)
                 layout = Layout.of(device_batch, self._model)
                 flights.append(InFlightSlice(self._start(part, device_batch), part, layout, host_batch))
         except EncoderError:
@@ -343,8 +347,8 @@ class CudaEncoder(Encoder):
                     failure = translated
                 continue
             rows = {Task(bit): flight.layout.rows(Task(bit), *arrays) for bit, *arrays in results}
-            if self._token_logits is not None:
-                rows = self._token_logits.finish(rows)
+            if self._device_logits is not None:
+                rows = self._device_logits.finish(rows)
             if self._host_classifier is not None:
                 rows = self._host_classifier.finish(rows)
             if self._host_embedding is not None and flight.host_batch is not None:

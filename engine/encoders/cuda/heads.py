@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -14,11 +15,13 @@ from embert.engine.encoders.cuda.shapes import (
     classifies_on_the_host,
     embeds_on_the_host,
     host_head,
+    marker_decider,
     padded_labels,
     pools_on_the_host,
 )
+from embert.engine.encoders.cuda.weights import layer_tensors
 from embert.engine.errors import EncoderError, HeadMisfit
-from embert.engine.heads.description import Layer, Splade, TokenClassifier, TokenWeights
+from embert.engine.heads.description import MARKED_OPTIONS, Layer, Splade, TokenClassifier, TokenWeights
 from embert.engine.heads.embedding import DenseLayer, EmbeddingHead, LayerNorm, load_modules, through
 from embert.engine.heads.token_rows import pooled_rows, token_weight_rows
 from embert.engine.model import Model
@@ -37,7 +40,28 @@ def captured_tasks(model: Model) -> Task:
     """The tasks whose small batches get a CUDA graph each: those that a model's requests usually want."""
     if classifies_on_the_host(model):
         return Task.EMBED
+    if marker_decider(model) is not None:
+        return Task.CLASSIFY
     return model.tasks & (Task.CLASSIFY if pools_on_the_host(model) else Task.EMBED | Task.CLASSIFY)
+
+
+def decider_tensors(model: Model, checkpoint: Checkpoint, dtype: str) -> Iterator[tuple[str, int, Any, str]]:
+    """Tensors of the layers that make decisions, as `layer_tensors` yields them; none for other models.
+
+    Raises BrokenModel, and UnsupportedModel for those that `dtype` does not hold.
+    """
+    decider = marker_decider(model)
+    if decider is None:
+        return
+    own = Checkpoint.open(dataclasses.replace(model, config=decider.config))
+    for name, layer, array, stored in layer_tensors(decider.config, own):
+        yield f"decider.{name}", layer, array, stored
+    hidden, scores = _layers(checkpoint, decider.scorer)
+    _check_float16(model, dtype, "decision", hidden.weight)
+    for name, index, values in _name_layers("decider.multi", [hidden]):
+        yield name, index, values, "float32"
+    for name, _, values in _name_layers("decider.token_weights", [scores]):
+        yield name, -1, values, "float32"
 
 
 def head_tensors(model: Model, checkpoint: Checkpoint, dtype: str) -> Iterator[tuple[str, int, Floats]]:
@@ -91,24 +115,34 @@ def _replace(tasks: npt.NDArray[np.uint8], task: Task, other: Task) -> npt.NDArr
     return np.where(tasks & np.uint8(task), rest | np.uint8(other), rest).astype(np.uint8)
 
 
-class TokenLogits:
-    """Token classes on the device: MULTI's rows there, of more columns than the model has labels."""
+@dataclass(frozen=True, slots=True)
+class DeviceLogits:
+    """A task that has another name on the device, and may have more columns there."""
 
-    def __init__(self, head: TokenClassifier) -> None:
-        self._labels = len(head.labels)
+    task: Task
+    on_device: Task
+    columns: int
 
-    @staticmethod
-    def device_batch(batch: PackedBatch) -> PackedBatch:
+    @classmethod
+    def of(cls, model: Model) -> DeviceLogits | None:
+        """Token classes are MULTI's rows, and decisions by markers CLASSIFY's; None if a model has neither."""
+        if (head := model.heads.token_classifier) is not None:
+            return cls(Task.TOKEN_CLASSES, Task.MULTI, len(head.labels))
+        if marker_decider(model) is not None:
+            return cls(Task.DECIDE, Task.CLASSIFY, MARKED_OPTIONS)
+        return None
+
+    def device_batch(self, batch: PackedBatch) -> PackedBatch:
         if batch.tasks is None:
             return batch
-        return dataclasses.replace(batch, tasks=_replace(batch.tasks, Task.TOKEN_CLASSES, Task.MULTI))
+        return dataclasses.replace(batch, tasks=_replace(batch.tasks, self.task, self.on_device))
 
     def finish(self, rows: dict[Task, TaskOutput]) -> dict[Task, TaskOutput]:
-        """The rows of each task, with TOKEN_CLASSES' instead of MULTI's."""
-        multi = rows.pop(Task.MULTI, None)
-        if multi is None:
+        """The rows of each task under the model's own name."""
+        found = rows.pop(self.on_device, None)
+        if found is None:
             return rows
-        return rows | {Task.TOKEN_CLASSES: TaskOutput(multi.values[:, : self._labels], multi.offsets)}
+        return rows | {self.task: TaskOutput(found.values[:, : self.columns], found.offsets)}
 
 
 def _layers(checkpoint: Checkpoint, layers: Sequence[Layer]) -> list[DenseLayer]:

@@ -11,7 +11,15 @@ from typing import Any, NoReturn
 
 from embert.engine.encoders.base import shared_tasks
 from embert.engine.errors import UnsupportedModel
-from embert.engine.heads.description import Classifier, LabelDecider, Layer, MarkerDecider, Splade, TokenWeights
+from embert.engine.heads.description import (
+    MARKED_OPTIONS,
+    Classifier,
+    LabelDecider,
+    Layer,
+    MarkerDecider,
+    Splade,
+    TokenWeights,
+)
 from embert.engine.heads.pooling import POOLINGS, Dense, is_plain
 from embert.engine.model import Model
 from embert.engine.models.encoder_config import DynamicNtk, EncoderConfig, Rotary
@@ -98,8 +106,8 @@ def check_layers(model: Model) -> None:
         _refuse(model, "stretches rotary positions by each text's length")
     if _sees_only_itself(config):
         _refuse(model, "has windows of one token")
-    if isinstance(model.heads.decider, MarkerDecider):
-        _refuse(model, "has layers after the encoder, which make its decisions")
+    if marker_decider(model) is not None and adds_types(config):
+        _refuse(model, "adds rows by token type, and decides by layers that read token types as types of questions")
     scaled = config.long_queries
     if scaled is not None and config.max_positions > scaled.trained:
         texts = f"takes texts of {config.max_positions} tokens"
@@ -128,6 +136,26 @@ def describe(cuda: Any, model: Model, dtype: str) -> Any:
     return config
 
 
+def marker_decider(model: Model) -> MarkerDecider | None:
+    """The layers after the encoder that make decisions; None if there are none."""
+    return model.heads.decider if isinstance(model.heads.decider, MarkerDecider) else None
+
+
+def describe_decider(cuda: Any, decider: MarkerDecider, dtype: str) -> Any:
+    """Return the EncoderConfig of the layers after a model's own, which its TaskHeads count the options of."""
+    config = cuda.EncoderConfig()
+    for name, value in encoder_fields(decider.config).items():
+        setattr(config, name, value)
+    config.continues = True
+    config.activation = cuda.Activation[decider.config.activation]
+    config.dtype = cuda.DType["float16" if dtype == "int8" else dtype]
+    hidden, _ = decider.scorer
+    config.task_heads = cuda.TaskHeads()
+    config.task_heads.multi = [cuda.DenseShape(hidden.inputs, hidden.outputs, cuda.HeadActivation[hidden.activation])]
+    config.task_heads.token_weights = True  # the last product's, which has one output
+    return config
+
+
 # Fields of EncoderConfig that the extension has under other names.
 _NAMES = {
     "hidden_size": "hidden",
@@ -141,8 +169,8 @@ _NAMES = {
 }
 # Fields that are converted below, or that only Python reads.
 _CONVERTED = (
-    "activation", "adapters", "alibi", "attention", "disentangled", "experts", "first_position", "long_queries",
-    "model_type", "norm_offset", "relative_buckets", "tensors", "type_vocab_size", "wide_range",
+    "activation", "adapters", "alibi", "attention", "continues", "disentangled", "experts", "first_position",
+    "long_queries", "model_type", "norm_offset", "relative_buckets", "tensors", "type_vocab_size", "wide_range",
 )  # fmt: skip
 
 
@@ -186,8 +214,10 @@ def layer_attention(config: EncoderConfig) -> list[tuple[int, ...]]:
 
 
 def adds_types(config: EncoderConfig) -> bool:
-    """True if the extension adds rows of the token-type table, which is zeros where the model has none."""
-    return config.embedding_norm and not config.projects_first
+    """True if the extension adds rows of the token-type table."""
+    if TOKEN_TYPE_EMBEDDINGS in config.tensors.absent:
+        return False
+    return config.continues or (config.embedding_norm and not config.projects_first)
 
 
 def padded_head(config: EncoderConfig) -> int:
@@ -248,6 +278,9 @@ def _task_heads(cuda: Any, model: Model) -> Any:
         described.multi = layers(of_tokens.layers, padded=True)
         described.token_norm = any(linear.norm is not None for linear in of_tokens.layers)
     described.token_logits = heads.token_classifier is not None
+    if (decider := marker_decider(model)) is not None:
+        described.options, described.marker = MARKED_OPTIONS, decider.marker
+        described.text_types = decider.config.type_vocab_size
     described.token_weights = isinstance(heads.sparse, TokenWeights)
     if isinstance(heads.sparse, Splade):
         activation, epsilon = cuda.Activation[heads.sparse.transform.activation], heads.sparse.norm.eps

@@ -10,13 +10,14 @@ network. Dividing by a column's factor costs nothing: loading divides the LayerN
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from embert.engine.encoders.cuda.shapes import adds_types, padded_head, rotary_tables
+from embert.engine.encoders.cuda.shapes import adds_types, marker_decider, padded_head, rotary_tables
 from embert.engine.encoders.positions import alibi_by_distance, bias_by_distance, relative_rows, rotations
 from embert.engine.encoders.self_test import normed_magnitudes, spread_ids
 from embert.engine.errors import BrokenModel, UnsupportedModel
@@ -45,6 +46,9 @@ def chosen_dtype(dtype: str, model: Model, checkpoint: Checkpoint) -> tuple[str,
     if dtype not in ("auto", "float16", "int8"):
         return dtype, ""
     unfit = _unfit_for_float16(model.config, checkpoint, tables_only=dtype == "int8")
+    if unfit is None and (decider := marker_decider(model)) is not None:
+        own = Checkpoint.open(dataclasses.replace(model, config=decider.config))
+        unfit = _unfit_for_float16(decider.config, own, tables_only=False)
     if unfit is None:
         return ("int8" if dtype == "int8" else "float16"), ""
     if dtype == "auto":

@@ -18,8 +18,8 @@ from embert.engine.errors import BrokenModel, UnsupportedModel
 from embert.engine.files.chat_template import PairText
 from embert.engine.files.json_files import positive_int, read_object
 from embert.engine.heads.checkpoints.classifier import vocabulary_layer
-from embert.engine.heads.checkpoints.stored import Vocabulary, check_layer, check_norm, stored_tensors
-from embert.engine.heads.description import Classifier, LabelDecider, Layer, MarkerDecider, Norm
+from embert.engine.heads.checkpoints.stored import Vocabulary, check_layer, stored_tensors
+from embert.engine.heads.description import Classifier, LabelDecider, Layer, MarkerDecider
 from embert.engine.models.encoder_config import EncoderConfig
 from embert.engine.models.tensor_names import (
     FINAL_NORM,
@@ -89,11 +89,12 @@ LAYERS = WeightMapping(
         "intermediate.dense": "linear1",
         "output.dense": "linear2",
         "output.LayerNorm": "norm2",
+        FINAL_NORM: "scorer.0",
+        TOKEN_TYPE_EMBEDDINGS.removesuffix(".weight"): "type_emb",
     },
     prefixes=("head.",),
     layers="layers.",
 )
-ABSENT = frozenset((WORD_EMBEDDINGS, TOKEN_TYPE_EMBEDDINGS, f"{FINAL_NORM}.weight", f"{FINAL_NORM}.bias"))
 
 
 def read_marker_decider(folder: Path, encoder: EncoderConfig) -> MarkerDecider:
@@ -111,13 +112,11 @@ def read_marker_decider(folder: Path, encoder: EncoderConfig) -> MarkerDecider:
     for kind, token_id in ids.items():
         if token_id is None:
             raise BrokenModel(f"{folder / 'tokenizer'} has no {kind}_token, which rows of decisions need")
-    stored, norm = stored_tensors(folder), Norm("scorer.0", NORM_EPS)
+    stored = stored_tensors(folder)
     scorer = (
         Layer("scorer.1", "", hidden, hidden, True, "gelu"),
         Layer("scorer.3", "", hidden, 1, True, "identity"),
     )
-    stored.check("type_emb.weight", (len(LAYA_TYPES), hidden))
-    check_norm(stored, norm, hidden)
     for layer in scorer:
         check_layer(stored, layer)
     layers = EncoderConfig(
@@ -129,17 +128,16 @@ def read_marker_decider(folder: Path, encoder: EncoderConfig) -> MarkerDecider:
         intermediate_size=4 * hidden,
         activation="relu",
         max_positions=encoder.max_positions,
-        type_vocab_size=1,
+        type_vocab_size=len(LAYA_TYPES),
         layer_norm_eps=NORM_EPS,
-        tensors=TensorNames((LAYERS,), absent=ABSENT),
+        tensors=TensorNames((LAYERS,), absent=frozenset({WORD_EMBEDDINGS})),
         position_table=False,
         embedding_norm=False,
+        continues=True,
         pre_norm=True,
     )
     return MarkerDecider(
         config=layers,
-        types="type_emb.weight",
-        norm=norm,
         scorer=scorer,
         marker=int(ids["mask"] or 0),
         first=int(ids["cls"] or 0),
