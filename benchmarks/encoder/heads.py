@@ -1,21 +1,24 @@
 """Heads on the CUDA encoder next to the encoder alone and next to sentence-transformers, FP16, on one GPU.
 
-    python -m benchmarks.encoder.heads [--rows rerank splade m3 entities] [--rounds 7]
+    python -m benchmarks.encoder.heads [--rows rerank splade m3 entities decisions] [--rounds 7]
 
     rerank   XLM-R-large's shape (bge-reranker-v2-m3): one query of 12 tokens with 100 passages of 150
     splade   BERT-base with its masked language model's head: 256 passages, mean 104 tokens
     m3       bge-m3's shape: dense, sparse and multi-vectors of 256 passages, of one forward
     entities BERT-base with nine classes of tokens: 256 passages
+    decisions ModernBERT-large's shape with Laya's two layers after it: 80 questions of 200 tokens, five options each
 
 "alone" is the same encoder with its pooling head. Both are timed from token ids, numpy in and numpy out, two batches in
 flight, in a process each. The rivals are sentence-transformers' CrossEncoder and SparseEncoder and transformers'
-BertForTokenClassification, in FP16 with sdpa, from token ids too, in padded batches of 32 sorted by length. Weights are
-random. Rounds alternate between all of them; times are medians of bursts.
+BertForTokenClassification, or torch's layers after ModernBERT, in FP16 with sdpa, from token ids too, in padded batches
+of 32 sorted by length. Weights are random. Rounds alternate between all of them; times are medians of bursts; "one
+text" is the time of the first text with nothing else in flight.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import gc
 import json
 import statistics
@@ -34,11 +37,14 @@ from benchmarks.encoder.cuda_process import CudaProcess
 from benchmarks.encoder.gpu_timing import device_burst
 from benchmarks.encoder.gpu_workloads import lengths_of, random_batch
 from benchmarks.lib import record
-from benchmarks.lib.random_model import XLMR_LARGE
+from benchmarks.lib.random_model import XLMR_LARGE, make_laya, of_shape
 from benchmarks.rivals.padded_transformers import padded_batches
+from embert import engine
 from embert.engine.batch import PackedBatch
+from embert.engine.heads.description import MarkerDecider
 from embert.engine.tasks import Task
 
+MODERNBERT_LARGE: dict[str, Any] = {"hidden_size": 1024, "num_attention_heads": 16, "intermediate_size": 2624}
 PAIR_TOKENS = 12 + 150 + 4
 POSITIVE_WEIGHTS = 200  # of a sparse vector, about as many as a trained SPLADE gives
 
@@ -76,6 +82,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         "rival, ms",
         "rival ÷ ours",
         "extra MB",
+        "one text, ms",
     ]
     record.print_table(head, [_cells(figure) for figure in figures])
     facts = {"torch": torch.__version__, "transformers": transformers.__version__, "rows": figures}
@@ -93,11 +100,12 @@ def measured(row: Row, rounds: int) -> dict[str, Any]:
         if row.rival is not None:
             with torch.inference_mode():
                 times["rival"].append(device_burst(row.rival))
+    one_text = ours.ask("alone", batch.taken(np.array([0])))[0]
     extra = ours.started[1][2] - alone.started[1][2]
     ours.close()
     alone.close()
     ms = {name: statistics.median(values) if values else None for name, values in times.items()}
-    return {"row": row.name, "tokens": row.batch.tokens, "ms": ms, "extra_mb": extra / 1e6}
+    return {"row": row.name, "tokens": row.batch.tokens, "ms": ms, "extra_mb": extra / 1e6, "one_text_ms": one_text}
 
 
 def _cells(figure: dict[str, Any]) -> list[str]:
@@ -111,6 +119,7 @@ def _cells(figure: dict[str, Any]) -> list[str]:
         f"{ms['ours'] / ms['alone']:.3f}",
         *rival,
         f"{figure['extra_mb']:.0f}",
+        f"{figure['one_text_ms']:.3f}",
     ]
 
 
@@ -196,6 +205,26 @@ def _entities(scratch: Path) -> Row:
     return Row("entities", folder, alone, batch, Task.TOKEN_CLASSES, rival)
 
 
+def _decisions(scratch: Path) -> Row:
+    encoder = of_shape("modernbert", 28, **MODERNBERT_LARGE).half().cuda().eval()
+    head = make_laya(scratch / "head", engine.load_model().folder, encoder)
+    folder, alone = scratch / "head", _saved(encoder, scratch / "alone")
+    marked, batch = engine.load_model(str(folder)).heads.decider, random_batch(np.full(80, 200))
+    assert isinstance(marked, MarkerDecider)
+    batch.ids.reshape(80, 200)[:, 20:60:8] = marked.marker
+    batch = dataclasses.replace(batch, token_types=np.zeros_like(batch.ids))
+    padded = padded_batches(batch, 32)
+
+    def rival() -> list[torch.Tensor]:
+        rows = []
+        for ids, mask in padded:
+            hidden = encoder(input_ids=ids, attention_mask=mask).last_hidden_state + head.type_emb.weight[0]
+            rows.append(head.scorer(head.head(hidden)[ids == marked.marker]))
+        return rows
+
+    return Row("decisions", folder, alone, batch, Task.DECIDE, rival)
+
+
 def _saved(model: Any, folder: Path) -> Path:
     model.save_pretrained(folder)
     # A model folder must have a tokenizer; only its special tokens are read here.
@@ -204,7 +233,9 @@ def _saved(model: Any, folder: Path) -> Path:
     return folder
 
 
-ROWS: dict[str, Callable[[Path], Row]] = {"rerank": _rerank, "splade": _splade, "m3": _m3, "entities": _entities}
+ROWS: dict[str, Callable[[Path], Row]] = {
+    "rerank": _rerank, "splade": _splade, "m3": _m3, "entities": _entities, "decisions": _decisions,
+}  # fmt: skip
 
 if __name__ == "__main__":
     main()

@@ -7,7 +7,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-__all__ = ["MINILM_L6", "SHAPES", "XLMR_LARGE", "make", "make_reranker", "make_shape", "of_shape"]
+__all__ = ["MINILM_L6", "SHAPES", "XLMR_LARGE", "make", "make_laya", "make_reranker", "make_shape", "of_shape"]
 
 # The shape of all-MiniLM-L6-v2, for `make`.
 MINILM_L6 = {"layers": 6, "hidden_size": 384, "num_attention_heads": 12, "intermediate_size": 1536}
@@ -147,6 +147,32 @@ def of_shape(shape: str, layers: int | None = None, head: str = "Model", **more:
         if getattr(module, "scaling", None) == 1.0:
             module.q_norm.weight.data.mul_(module.head_dim**-0.5)
     return model
+
+
+def make_laya(folder: Path, tokenizer: Path, encoder: Any, most_tokens: int = 512) -> Any:
+    """Write a model in Laya's layout, with an encoder of transformers, into `folder`. Return its head, a torch module.
+
+    `tokenizer` is a folder with the tokens [CLS], [SEP] and [MASK].
+    """
+    import torch
+    from safetensors.torch import save_file
+
+    columns = encoder.config.hidden_size
+    layer = torch.nn.TransformerEncoderLayer(columns, columns // 64, 4 * columns, batch_first=True, norm_first=True)
+    head = torch.nn.Module()
+    head.head = torch.nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+    head.type_emb = torch.nn.Embedding(3, columns)
+    linear, scores = torch.nn.Linear(columns, columns), torch.nn.Linear(columns, 1)
+    head.scorer = torch.nn.Sequential(torch.nn.LayerNorm(columns), linear, torch.nn.GELU(), scores)
+    head.to(encoder.device, encoder.dtype).eval()
+    encoder.save_pretrained(folder / "encoder")
+    (folder / "encoder" / "model.safetensors").unlink()
+    tensors = {f"encoder.{name}": tensor for name, tensor in encoder.state_dict().items()} | head.state_dict()
+    save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, folder / "model.safetensors")
+    _write(folder / "rl_agent_config.json", {"head_layers": 2, "max_len": most_tokens})
+    (folder / "tokenizer").mkdir()
+    _copy_tokenizer(tokenizer, folder / "tokenizer")
+    return head
 
 
 def _copy_tokenizer(tokenizer: Path, folder: Path) -> None:

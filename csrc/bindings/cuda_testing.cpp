@@ -318,11 +318,11 @@ NB_MODULE(_cuda_testing, m) {
              bench.check(token_weights(DType(type), {x, sums, parts}, {gamma, beta}, epsilon, chosen, rows, hidden,
                                        weight, bias, y, bench.stream()));
            })
-      .def("marker_logits", [](Bench& bench, int type, Address x, Address ids, Address cu_seqlens, Address chosen,
-                               int texts, int marker, int hidden, Address weight, Address bias, int columns,
-                               Address y) {
-        bench.check(marker_logits(DType(type), x, ids, cu_seqlens, chosen, texts, marker, hidden, weight, bias, columns,
-                                  y, bench.stream()));
-      });
+      .def("marker_logits",
+           [](Bench& bench, int type, Address x, Address ids, Address cu_seqlens, Address chosen, int texts, int marker,
+              int hidden, Address weight, Address bias, int columns, Address y) {
+             bench.check(marker_logits(DType(type), x, ids, cu_seqlens, chosen, texts, marker, hidden, weight, bias,
+                                       columns, y, bench.stream()));
+           });
   bind_splade(m, bench);
 }

@@ -7,13 +7,14 @@
 
 namespace embert {
 
-Status Activations::allocate(const EncoderConfig& model, const Program& program, int max_tokens, bool folds,
-                             int widest, const Stream& stream) {
+Status Activations::allocate(const EncoderConfig& model, const Program& program, int max_tokens, bool folds, int widest,
+                             const Stream& stream) {
   row_capacity_ = std::max((max_tokens + 127) / 128 * 128, kTokenBuckets[std::size(kTokenBuckets) - 1]);
   sequences_ = std::min(row_capacity_, 65535);
   const TaskHeads& heads = model.task_heads;
   const size_t element = bytes_of(model.dtype), hidden = model.hidden, rows = row_capacity_;
-  const size_t column = column_bytes_ = rows * element, columns = std::max({program.widest, heads.multi_scratch_columns(), widest});
+  const size_t column = column_bytes_ = rows * element,
+               columns = std::max({program.widest, heads.multi_scratch_columns(), widest});
   head_floats_ = size_t(sequences_) * heads.widest(model.hidden);
   multi_bytes_ = rows * heads.multi_scratch_columns() / 2 * element;
   // Of experts: rows of kInner and of kExperts.

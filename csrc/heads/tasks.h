@@ -80,9 +80,9 @@ struct TaskHeads {
   // logits of a text's tokens `marker`, in order, then zeros. Token types are then texts' types, this many.
   int options = 0, marker = 0, text_types = 0;
 
-  int width(int hidden) const { return dense.empty() ? hidden : dense.back().out; }  // of EMBED's rows
+  int width(int hidden) const { return dense.empty() ? hidden : dense.back().out; }    // of EMBED's rows
   int labels() const { return classifier.empty() ? options : classifier.back().out; }  // of CLASSIFY's rows
-  int multi_columns() const { return multi.empty() ? 0 : multi.back().out; }         // of MULTI's rows
+  int multi_columns() const { return multi.empty() ? 0 : multi.back().out; }           // of MULTI's rows
   Tasks tasks() const {
     if (options > 0) return bit(Task::kEmbed) | bit(Task::kClassify);
     return Tasks(bit(Task::kEmbed) | bit(Task::kTokens) | (classifier.empty() ? 0 : bit(Task::kClassify)) |

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 
 import numpy as np
@@ -219,6 +220,35 @@ def test_token_weights(device: Device, random: np.random.Generator, dtype: int, 
     for count in (1, 2, 3, 4, 5, 100):
         chosen = random.permutation(rows)[:count].astype(np.int32)
         assert weights(chosen).tobytes() == together[chosen].tobytes()
+
+
+@pytest.mark.parametrize("dtype", ref.DTYPES)
+@pytest.mark.parametrize("hidden", [8, 312, 1024])
+def test_marker_logits(device: Device, random: np.random.Generator, dtype: int, hidden: int) -> None:
+    lengths, columns, marker = [1, 31, 200, 0, 300, 33], 255, 7
+    cu_seqlens = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+    rows = int(cu_seqlens[-1])
+    ids = random.integers(0, 20, rows).astype(np.int32)
+    ids[cu_seqlens[4] : cu_seqlens[5]] = marker  # more than there are columns
+    states = ref.stored(random.standard_normal((rows, hidden)), dtype)
+    weight, bias = (random.standard_normal(count).astype(np.float32) for count in (hidden, 1))
+    weight /= np.float32(np.sqrt(hidden))
+    products = ref.exact(states) @ ref.exact(weight) + ref.exact(bias)
+    wanted = np.zeros((len(lengths), columns))
+    for text, (first, end) in enumerate(itertools.pairwise(cu_seqlens)):
+        found = products[first:end][ids[first:end] == marker][:columns]
+        wanted[text, : len(found)] = found
+    arrays = [device.put(each) for each in (states, ids, cu_seqlens)]
+    for chosen in (None, np.array([4, 2], np.int32)):
+        texts = wanted if chosen is None else wanted[chosen]
+        y = device.new(texts.size * 4)
+        device.launch.marker_logits(
+            dtype, *arrays, 0 if chosen is None else device.put(chosen), len(texts), marker, hidden,
+            device.put(weight), device.put(bias), columns, y,
+        )  # fmt: skip
+        got = device.get(y, texts.shape, np.float32)
+        assert ref.error(got, texts) <= 1e-5
+        assert ((got == 0) == (texts == 0)).all()
 
 
 def test_sizes_that_heads_do_not_take(device: Device) -> None:

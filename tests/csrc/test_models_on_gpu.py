@@ -6,6 +6,8 @@ Docs name a GPU for the families of these tests (scripts/generate/model_tables.p
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,7 @@ from embert.engine import Question
 from embert.engine.batch import PackedBatch
 from embert.engine.encoders.cuda.encoder import CudaEncoder
 from embert.engine.errors import EncoderError, InputError, UnsupportedModel
+from embert.engine.heads.description import MarkerDecider
 from embert.engine.memory_estimate import estimate_memory
 from embert.engine.model import Model
 from embert.engine.tasks import Task
@@ -27,7 +30,7 @@ from tests.csrc.encoder.random_models import make_encoder
 from tests.csrc.model_checkpoints import CHECKPOINTS, ModelCheckpoint, check_rounding, errors, model_checkpoint
 from tests.engine.conftest import random_sequences
 from tests.engine.heads.classifiers import build_classifier, hugging_face_logits
-from tests.engine.test_decisions import QWEN_TEMPLATE, language_model
+from tests.engine.test_decisions import QWEN_TEMPLATE, SETTINGS, Scorer, language_model, laya
 from tests.engine.test_decoders import qwen
 from tests.oracles.jina_v3 import TASKS, VOCABULARY, Jina, peft
 
@@ -221,3 +224,77 @@ def test_decisions_of_language_models(tmp_path: Path) -> None:
         assert [ours.decide(state, [question])[0] for question in questions] == decided
         with pytest.raises(InputError, match="this model runs on a GPU"):
             ours.decide(state, questions, label_mass=True)
+
+
+@pytest.fixture(scope="module")
+def decider(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any, Scorer]:
+    """A model in Laya's layout: its folder, its encoder and its head."""
+    folder = tmp_path_factory.mktemp("laya")
+    encoder, scorer = laya(folder)
+    (folder / "rl_agent_config.json").write_text(json.dumps({**SETTINGS, "max_len": 128}))
+    return folder, encoder, scorer
+
+
+def marker_of(model: Model) -> int:
+    assert isinstance(model.heads.decider, MarkerDecider)
+    return model.heads.decider.marker
+
+
+def marked_batch(model: Model) -> tuple[PackedBatch, npt.NDArray[np.int32]]:
+    """Texts with markers at random, and the type of each."""
+    random, lengths = np.random.default_rng(4), [*LENGTHS, *np.random.default_rng(5).integers(60, 129, 40)]
+    texts = random_sequences(lengths, 390, seed=6)
+    for text in texts:
+        text[random.random(len(text)) < 0.1] = marker_of(model)
+    types, tasks = random.integers(0, 3, len(texts)).astype(np.int32), np.full(len(texts), Task.DECIDE, np.uint8)
+    return dataclasses.replace(engine.pack(texts), token_types=np.repeat(types, lengths), tasks=tasks), types
+
+
+def decide(encoder: CudaEncoder, batch: PackedBatch) -> npt.NDArray[np.float32]:
+    return encoder.wait(encoder.submit(batch))[Task.DECIDE].values
+
+
+@pytest.mark.parametrize(
+    ("dtype", "gemm"), [("float16", "auto"), ("bfloat16", "auto"), ("float16", "cublaslt"), ("float32", "auto")]
+)
+def test_decisions_of_layers_after_an_encoder(decider: tuple[Path, Any, Scorer], dtype: str, gemm: str) -> None:
+    """The error of logits is that of torch in the same type, and a text has the same bits alone and with others."""
+    folder, *modules = decider
+    model = engine.load_model(str(folder))
+    encoder, batch, types = made(model, dtype=dtype, gemm=gemm, max_batch_tokens=8192), *marked_batch(model)
+    together = decide(encoder, batch)
+
+    def logits(of: torch.dtype) -> npt.NDArray[np.float64]:
+        states, scorer = (module.to("cuda", of) for module in modules)
+        rows = np.zeros(together.shape)
+        for row, (begin, end) in enumerate(itertools.pairwise(batch.cu_seqlens)):
+            ids = torch.tensor(batch.ids[begin:end], device="cuda")
+            with torch.inference_mode():
+                hidden = states(ids[None].long()).last_hidden_state + scorer.type_emb.weight[types[row]]
+                found = scorer.scorer(scorer.head(hidden))[0, ids == marker_of(model), 0]
+            rows[row, : len(found)] = found.double().cpu().numpy()
+        return rows
+
+    exact = logits(torch.float64)
+    ours, theirs = (np.sqrt(np.square(found - exact).mean()) for found in (together, logits(getattr(torch, dtype))))
+    print(f"{dtype} {encoder.gemm} error {ours:.2e}, torch {theirs:.2e}: {ours / theirs:.2f}; {encoder.choice}")
+    assert ((together == 0) == (exact == 0)).all()
+    assert ours <= 1.25 * theirs
+    random = np.random.default_rng(3)
+    for _ in range(10):
+        rows = random.permutation(batch.sequences)[: int(random.integers(1, 20))]
+        assert agrees(encoder, decide(encoder, batch.taken(rows)), together[rows])
+    for row in range(batch.sequences):
+        assert agrees(encoder, decide(encoder, batch.taken(np.array([row]))), together[row : row + 1])
+    encoder.close()
+
+
+def test_decisions_of_laya(decider: tuple[Path, Any, Scorer]) -> None:
+    questions = [Question.predicate("they met"), Question.choice("where?", ["York", "in", "Angela"])]
+    state = "Angela met Merkel in New York"
+    folder = str(decider[0])
+    with engine.Engine.load(folder, device="cpu") as exact, engine.Engine.load(folder, device="cuda") as ours:
+        decided = ours.decide(state, questions)
+        for found, expected in zip(decided, exact.decide(state, questions), strict=True):
+            np.testing.assert_allclose(found.probabilities, expected.probabilities, atol=0.01)
+        assert [ours.decide(state, [question])[0] for question in questions] == decided
