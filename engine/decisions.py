@@ -90,12 +90,10 @@ class Decision:
         return min(max(1 - entropy / math.log(len(self.probabilities)), 0.0), 1.0)
 
 
-def decision_tasks(model: Model, device: str, *, label_mass: bool = False) -> Task:
-    """The tasks of the pairs. Raises InputError for `label_mass` on a GPU, and of other models than language models."""
+def decision_tasks(model: Model, *, label_mass: bool = False) -> Task:
+    """The tasks of the pairs. Raises InputError for `label_mass` of other models than language models."""
     if label_mass and not isinstance(model.heads.decider, LabelDecider):
         raise InputError("is for language models, and this model is not one", param="label_mass")
-    if label_mass and device != "cpu":
-        raise InputError("is read on CPUs only, and this model runs on a GPU", param="label_mass")
     return (Task.DECIDE if model.heads.decider else Task.CLASSIFY) | (Task.LABEL_MASS if label_mass else NO_TASK)
 
 

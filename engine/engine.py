@@ -339,7 +339,7 @@ class Engine:
         _check_flags(label_mass=label_mass, truncate=truncate)
         check_text(state, "state")
         check_questions(self.model, questions)
-        tasks = decision_tasks(self.model, self.encoder.device, label_mass=label_mass)
+        tasks = decision_tasks(self.model, label_mass=label_mass)
         tokenize = TokenizeOptions(truncate=truncate, param="state", second_param="questions", only_first=True)
         encoded = self.tokenizer.encode_pairs([state], second_texts(self.model, questions), tokenize)
         empty = np.empty(0, np.float32)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from embert.engine.heads.description import MarkerDecider
+from embert.engine.heads.description import LabelDecider, MarkerDecider
 from embert.engine.model import Model
 from embert.engine.models.encoder_config import position_bytes, tensor_shapes
 
@@ -48,8 +48,9 @@ def estimate_memory(
     item = 4 if dtype == "float32" or (dtype in ("auto", "int8") and not on_gpu) else 2
     config = model.config
     shapes, added, encoders = tensor_shapes(config), 0, 1
-    decider = model.heads.decider.config if isinstance(model.heads.decider, MarkerDecider) else None
-    parameters = sum(map(math.prod, (*shapes.values(), *(tensor_shapes(decider) if decider else {}).values())))
+    decider = model.heads.decider
+    after = decider.config if isinstance(decider, MarkerDecider) else None
+    parameters = sum(map(math.prod, (*shapes.values(), *(tensor_shapes(after) if after else {}).values())))
     weights = item * parameters
     if dtype == "int8":  # a byte for each weight of a layer
         weights -= (item - 1) * sum(
@@ -75,10 +76,13 @@ def estimate_memory(
     attention = max((2 * (each.heads + each.kv_heads) * each.head_size for each in of_layers), default=0)
     if any(kind.convolution is not None for kind in config.attention):  # b, c, x and the result
         attention = max(attention, 4 * hidden)
-    widest = max(attention, inner * (2 if config.gated else 1), decider.intermediate_size if decider else 0)
+    widest = max(attention, inner * (2 if config.gated else 1), after.intermediate_size if after else 0)
     if config.experts is not None and on_gpu:  # rows grouped by expert, or all rows of every expert
         grouped, dense = config.experts.top_k * (hidden + inner), config.experts.count * hidden + inner
         widest = max(widest, grouped, dense)
+    if isinstance(decider, LabelDecider) and on_gpu:  # rows in FP32 and parts of sums; a matrix that is not tied
+        widest = max(widest, 8 * hidden // item)
+        weights += item * config.vocab_size * hidden if decider.vocabulary.name else 0
     if not config.layers:  # a mapped table, and the rows of a chunk
         return MemoryEstimate(weights, MIB)
     tokens = max_batch_tokens or _BATCH_TOKENS["cuda" if on_gpu else "cpu"]

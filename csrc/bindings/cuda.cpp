@@ -76,7 +76,9 @@ void bind_descriptions(nb::module_& m) {
       .def_rw("token_norm", &TaskHeads::token_norm)
       .def_rw("options", &TaskHeads::options)
       .def_rw("marker", &TaskHeads::marker)
-      .def_rw("text_types", &TaskHeads::text_types);
+      .def_rw("text_types", &TaskHeads::text_types)
+      .def_rw("label_mass", &TaskHeads::label_mass)
+      .def_rw("tied_vocabulary", &TaskHeads::tied_vocabulary);
   nb::class_<EncoderConfig> config(m, "EncoderConfig");
   config.def(nb::init<>());
 #define EMBERT_FIELD(type, name, ...) config.def_rw(#name, &EncoderConfig::name);

@@ -323,6 +323,11 @@ NB_MODULE(_cuda_testing, m) {
               int hidden, Address weight, Address bias, int columns, Address y) {
              bench.check(marker_logits(DType(type), x, ids, cu_seqlens, chosen, texts, marker, hidden, weight, bias,
                                        columns, y, bench.stream()));
-           });
+           })
+      .def("vocabulary_mass", [](Bench& bench, int type, Address x, int rows, Address matrix, int vocabulary,
+                                 int hidden, Address scratch, size_t scratch_floats, Address y) {
+        bench.check(vocabulary_mass(DType(type), x, rows, matrix, vocabulary, hidden, scratch, scratch_floats, y,
+                                    bench.stream()));
+      });
   bind_splade(m, bench);
 }

@@ -28,6 +28,7 @@ class Activations {
   float2* stats(Buffer buffer) const { return buffer == Buffer::kX ? x_stats_ : sum_stats_; }
   // The memory of the wide activations is free after the last layer. Its halves hold the rows between a head's layers.
   float* head_rows(int half) const { return reinterpret_cast<float*>(shared_) + half * head_floats_; }
+  size_t head_floats() const { return head_floats_; }  // of a half
   uint8_t* multi_rows(int half) const { return shared_ + half * multi_bytes_; }
   // TOKENS pass through it, too.
   float* token_rows() const { return reinterpret_cast<float*>(shared_); }

@@ -227,6 +227,8 @@ Status EncoderConfig::check_heads() const {
   if (task_heads.token_weights && task_heads.splade) return refuse("token weights next to a SPLADE head");
   if (task_heads.options > 0 && !task_heads.classifier.empty())
     return refuse("a decider next to a classification head");
+  if (task_heads.label_mass && (pooling != Pooling::kLast || embedding > 0))
+    return refuse("logits of a vocabulary from another row than the last token's, or with narrower embeddings");
   EMBERT_TRY(chain("a Dense module", task_heads.dense));
   EMBERT_TRY(chain("a classification layer", task_heads.classifier));
   EMBERT_TRY(chain("a multi-vector layer", task_heads.multi));

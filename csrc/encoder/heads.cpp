@@ -23,6 +23,7 @@ class Heads {
     const bool sparse = outputs.requests(bit(Task::kSparse)), pairs = sparse && model_.splade != nullptr;
     if (outputs.requests(bit(Task::kEmbed))) EMBERT_TRY(embed());
     if (outputs.requests(bit(Task::kClassify)) && !config_.task_heads.classifier.empty()) EMBERT_TRY(classify());
+    if (outputs.requests(bit(Task::kLabelMass))) EMBERT_TRY(sum_vocabulary());
     if (sparse && !pairs) EMBERT_TRY(weigh_tokens());
     if (!outputs.requests(bit(Task::kTokens) | bit(Task::kMulti)) && !pairs) return {};
     uint8_t* const x = buffers_.rows(Buffer::kX);
@@ -86,6 +87,14 @@ class Heads {
     EMBERT_TRY(pool_rows(config_.classifier_pooling, output, nullptr, buffers_.head_rows(0)));
     float* logits = output.out;
     return run_layers(model_.weights.heads().classifier, output.rows, logits);
+  }
+
+  Status sum_vocabulary() const {
+    const TaskOutput& output = output_of(Task::kLabelMass);
+    float* const rows = buffers_.head_rows(0);
+    EMBERT_TRY(pool_rows(config_.pooling, output, nullptr, rows));
+    return vocabulary_mass(config_.dtype, rows, output.rows, model_.weights.heads().vocabulary, config_.vocabulary,
+                           config_.hidden, buffers_.head_rows(1), buffers_.head_floats(), output.out, stream_);
   }
 
   Status weigh_tokens() const {

@@ -7,7 +7,7 @@
 namespace embert {
 namespace {
 
-constexpr Task kTasks[kTaskCount] = {Task::kEmbed, Task::kTokens, Task::kClassify, Task::kSparse, Task::kMulti};
+constexpr Task kTasks[] = {Task::kEmbed, Task::kTokens, Task::kClassify, Task::kSparse, Task::kMulti, Task::kLabelMass};
 constexpr size_t kAligned = 64;  // floats: parts are aligned to cache lines
 
 bool requests(const BatchView& batch, int sequence, Task task) {
@@ -24,6 +24,8 @@ int columns_of(Task task, const EncoderConfig& model) {
       return model.task_heads.labels();
     case Task::kSparse:
       return model.task_heads.splade ? 0 : 1;
+    case Task::kLabelMass:
+      return 1;
     default:
       return model.task_heads.multi_columns();
   }

@@ -9,12 +9,13 @@ namespace embert {
 Status Slot::allocate(const EncoderConfig& model, int rows, int sequences, const Stream& stream) {
   // Each part of a result is aligned to a cache line.
   const size_t columns = std::max(model.width(), model.task_heads.labels());
-  const size_t both = model.width() + model.task_heads.labels() + 1;
+  const size_t mass = model.task_heads.label_mass ? 2 : 0;
+  const size_t all = model.width() + model.task_heads.labels() + 1 + mass;
   const InputLayout input(rows, sequences);
   EMBERT_TRY(input_.allocate(input.bytes));
   if (model.padding || model.shares_prefixes()) EMBERT_TRY(positions_.allocate(size_t(rows) * 4));
   EMBERT_TRY(device_input_.allocate(input.bytes));
-  EMBERT_TRY(direct_output_.allocate(kDirectSequences * both * 4));
+  EMBERT_TRY(direct_output_.allocate(kDirectSequences * all * 4));
   const size_t floats = size_t(std::max(rows / 16, kDirectSequences)) * columns;
   EMBERT_TRY(reserve(floats, floats, 0, stream));
   if (model.task_heads.splade) EMBERT_TRY(pairs_.allocate(model.vocabulary, sequences));

@@ -198,6 +198,9 @@ void Weights::lay_out_heads(Layout& layout) {
     heads_.token_weight = layout.vector(-1, "token_weights.weight", {1, hidden});
     heads_.token_bias = layout.vector(-1, "token_weights.bias", {1});
   }
+  if (heads.label_mass)
+    heads_.vocabulary =
+        heads.tied_vocabulary ? tables_.word : layout.matrix(-1, "vocabulary.weight", vocabulary, hidden, model_.dtype);
   if (!heads.splade) return;
   SpladeWeights& splade = heads_.splade;
   splade.transform = layout.matrix(-1, "splade.transform.weight", hidden, hidden, model_.dtype);

@@ -65,6 +65,7 @@ struct HeadWeights {
   const float* token_weight = nullptr;  // [hidden]
   const float* token_bias = nullptr;    // [1]
   SpladeWeights splade;
+  const void* vocabulary = nullptr;  // [vocabulary, hidden] of the encoder's type: of LABEL_MASS
 };
 
 // The weights of one GEMM. The matrix is of the model's type or int8, vectors are in FP32. With RoPE, the rows of query
@@ -127,10 +128,10 @@ class Weights {
   // Layers that share weights have them under one number. Of heads, by the number of a linear layer: dense, classifier
   // and multi, each .weight [out, in] and .bias [out]. Without a number: token_weights.weight [1, hidden],
   // token_weights.bias [1]; multi.gamma and multi.beta [hidden] of the LayerNorm between multi's layers; with SPLADE
-  // splade.transform.weight, .bias, .gamma, .beta, splade.decoder.bias, and splade.decoder.weight where it is not tied.
-  // Biases and
-  // betas that a checkpoint does not have are loaded as zeros. Refused: a name that the model does not have or that was
-  // loaded before, or another shape than the model's.
+  // splade.transform.weight, .bias, .gamma, .beta, splade.decoder.bias, and splade.decoder.weight where it is not tied;
+  // with LABEL_MASS vocabulary.weight [vocabulary, hidden] where it is not tied. Biases and betas that a checkpoint
+  // does not have are loaded as zeros. Refused: a name that the model does not have or that was loaded before, or
+  // another shape than the model's.
   Status load(const std::string& name, int layer, const void* host, const TensorShape& shape, DType stored,
               const Stream& stream);
   // Returns an error if a tensor is missing. Otherwise frees the memory for conversions.

@@ -66,4 +66,10 @@ Status marker_logits(DType dtype, const void* x, const int* ids, const int* cu_s
                      int marker, int hidden, const float* weight, const float* bias, int columns, float* y,
                      const Stream& stream);
 
+// vocabulary.cu: y[rows] = log Σ exp(x · matrixᵀ), the logits of a language model, summed up. x: [rows, hidden],
+// rounded to the matrix's type; matrix: [vocabulary, hidden]. `scratch` has room for the rounded rows and for at least
+// one row's parts, 8 bytes for 128 rows of the matrix; with more room, more rows share one read of the matrix.
+Status vocabulary_mass(DType dtype, const float* x, int rows, const void* matrix, int vocabulary, int hidden,
+                       float* scratch, size_t scratch_floats, float* y, const Stream& stream);
+
 }  // namespace embert

@@ -11,17 +11,18 @@
 
 namespace embert {
 
-// The tasks of a forward pass: bits of a mask, the same as in engine/tasks.py. A sequence may request several, and
-// sequences with different tasks share a batch.
+// The tasks of a forward pass: bits of a mask, the same as in engine/tasks.py, where two more become these. A sequence
+// may request several, and sequences with different tasks share a batch.
 
 enum class Task : int {
-  kEmbed = 0,     // a vector a sequence: pooled, through the Dense modules, cut, of length 1
-  kTokens = 1,    // a vector a token: the last hidden state
-  kClassify = 2,  // logits of the classification head or of the decider, a row a sequence
-  kSparse = 3,    // weights of a sparse vector; token_heads.cu writes one row per token
-  kMulti = 4,     // a vector a token: projected, of length 1; or a token's logits, where the model classifies tokens
+  kEmbed = 0,      // a vector a sequence: pooled, through the Dense modules, cut, of length 1
+  kTokens = 1,     // a vector a token: the last hidden state
+  kClassify = 2,   // logits of the classification head or of the decider, a row a sequence
+  kSparse = 3,     // weights of a sparse vector; token_heads.cu writes one row per token
+  kMulti = 4,      // a vector a token: projected, of length 1; or a token's logits, where the model classifies tokens
+  kLabelMass = 7,  // log Σ exp of a language model's logits of the whole vocabulary, one number per sequence
 };
-constexpr int kTaskCount = 5;
+constexpr int kTaskCount = 8;
 
 using Tasks = uint8_t;  // bits of tasks
 constexpr Tasks bit(Task task) {
@@ -29,11 +30,11 @@ constexpr Tasks bit(Task task) {
 }
 
 // Tasks that read one row of the last layer per sequence, or pool one: their results have one row per sequence.
-constexpr Tasks kRowTasks = bit(Task::kEmbed) | bit(Task::kClassify);
+constexpr Tasks kRowTasks = bit(Task::kEmbed) | bit(Task::kClassify) | bit(Task::kLabelMass);
 
 // For messages: "EMBED, TOKENS".
 inline std::string names_of(Tasks tasks) {
-  const char* const names[kTaskCount] = {"EMBED", "TOKENS", "CLASSIFY", "SPARSE", "MULTI"};
+  const char* const names[kTaskCount] = {"EMBED", "TOKENS", "CLASSIFY", "SPARSE", "MULTI", "", "", "LABEL_MASS"};
   std::string all;
   for (int i = 0; i < kTaskCount; ++i) {
     if ((tasks >> i & 1) != 0) all += (all.empty() ? "" : ", ") + std::string(names[i]);
@@ -76,6 +77,8 @@ struct TaskHeads {
   std::optional<SpladeKind> splade;    // SPARSE: pairs of the vocabulary; never both
   bool token_logits = false;           // MULTI's rows are logits, as they are, and not of length 1
   bool token_norm = false;             // a LayerNorm follows the first of two layers of `multi`
+  bool label_mass = false;             // LABEL_MASS, by the row that EMBED pools, which is the last token's
+  bool tied_vocabulary = true;         // its matrix is the word table
   // CLASSIFY by a decider (encoder_config.h) instead of `classifier`. 0: no decider. Otherwise the columns of a row:
   // logits of a text's tokens `marker`, in order, then zeros. Token types are then texts' types, this many.
   int options = 0, marker = 0, text_types = 0;
@@ -86,7 +89,8 @@ struct TaskHeads {
   Tasks tasks() const {
     if (options > 0) return bit(Task::kEmbed) | bit(Task::kClassify);
     return Tasks(bit(Task::kEmbed) | bit(Task::kTokens) | (classifier.empty() ? 0 : bit(Task::kClassify)) |
-                 (token_weights || splade ? bit(Task::kSparse) : 0) | (multi.empty() ? 0 : bit(Task::kMulti)));
+                 (token_weights || splade ? bit(Task::kSparse) : 0) | (multi.empty() ? 0 : bit(Task::kMulti)) |
+                 (label_mass ? bit(Task::kLabelMass) : 0));
   }
   // Tasks whose heads read sequences, not tokens.
   Tasks by_sequence() const { return kRowTasks | (splade ? bit(Task::kSparse) : 0); }
@@ -100,7 +104,7 @@ struct TaskHeads {
   // The widest row before or after a linear layer, as stored; 0 without linear layers. The last layer of a classifier
   // writes the result.
   int widest(int hidden) const {
-    int widest = dense.empty() && classifier.empty() ? 0 : hidden;
+    int widest = dense.empty() && classifier.empty() && !label_mass ? 0 : hidden;
     for (const DenseShape& layer : dense) widest = std::max(widest, dense_pitch(layer.out));
     for (const DenseShape& layer : classifier) widest = std::max(widest, dense_pitch(layer.in));
     return widest;

@@ -40,7 +40,7 @@ _BYTES_AN_OPTION = 64  # of a response, in addition to the option's text
 _STRINGS = 16  # of a body, for each of --max-client-documents
 _LABEL_MASS = (
     "An extension: return each question's `label_mass` too, the share of its options in the probability of all tokens. "
-    "Of language models on CPUs."
+    "Of language models."
 )
 _OPENAI_ROLES = {"type": "message", "role": "user"}
 _PARTS = {"input_text": "text", "input_json": "data"}
@@ -62,8 +62,7 @@ async def _decide(
     """The decisions, and the number of tokens that were read. `param` is the field of the state."""
     handle = context.handle
     handle.check(Capability(decides=True))
-    device = "cpu" if handle.engine is None else handle.engine.device
-    tasks = decision_tasks(handle.model, device, label_mass=label_mass)
+    tasks = decision_tasks(handle.model, label_mass=label_mass)
     check_texts([state], param)
     check_questions(handle.model, questions)
     handle.limits.check_documents(pair_count(handle.model, questions), "questions")

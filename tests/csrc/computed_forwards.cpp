@@ -1,6 +1,7 @@
 // The encoder's host side before a device that computes on the CPU. Standard input: numbers and names, as
 // tests/csrc/computed.py writes them; arguments: gemm, dtype (DType; int8: of matrices), the file of all tensors'
-// bytes, and where the rows of all tokens and then the pooled vectors go, in FP32, or logits of a model with a decider.
+// bytes, and where results go, in FP32: the rows of all tokens, or logits of a model with a decider; the pooled
+// vectors; and LABEL_MASS, where the model has it.
 
 #include <cstring>
 #include <iostream>
@@ -51,6 +52,8 @@ void read(TaskHeads& value) {
   std::cin >> value.options >> value.marker >> value.text_types;
   read(value.multi);
   read(value.token_weights);
+  read(value.label_mass);
+  read(value.tied_vocabulary);
 }
 void read(LayerAttention& value) {
   std::cin >> value.window >> value.rotary_dim >> value.table >> value.head_columns >> value.kv_heads >> value.taps >>
@@ -123,7 +126,8 @@ int main(int count, char** arguments) {
   for (int32_t& each : prefixes) each = number();
   const std::vector<uint8_t> as_they_are(lengths.size());
   std::FILE* const to = std::fopen(arguments[4], "wb");
-  for (const Task task : {decides ? Task::kClassify : Task::kTokens, Task::kEmbed}) {
+  for (const Task task : {decides ? Task::kClassify : Task::kTokens, Task::kEmbed, Task::kLabelMass}) {
+    if ((model.task_heads.tasks() & bit(task)) == 0) continue;
     const std::vector<Tasks> tasks(lengths.size(), bit(task));
     batch.view.normalize = as_they_are.data();
     batch.view.tasks = tasks.data();

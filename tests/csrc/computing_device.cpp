@@ -610,6 +610,21 @@ Status TensorMaps::open() {
   return {};
 }
 
+Status vocabulary_mass(DType dtype, const float* x, int rows, const void* matrix, int vocabulary, int hidden, float*,
+                       size_t, float* y, const Stream&) {
+  for (int row = 0; computes && row < rows; ++row) {
+    double sum = 0;
+    for (int column = 0; column < vocabulary; ++column) {
+      double logit = 0;
+      for (int i = 0; i < hidden; ++i)
+        logit += x[size_t(row) * hidden + i] * get(dtype, matrix, size_t(column) * hidden + i);
+      sum += std::exp(logit);
+    }
+    y[row] = float(std::log(sum));
+  }
+  return {};
+}
+
 // Kernels of which no result is compared.
 namespace {
 

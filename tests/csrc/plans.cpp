@@ -17,7 +17,7 @@ int main(int count, char** arguments) {
   model.pooling = Pooling(std::atoi(arguments[1]));
   model.task_heads.classifier = {{256, 3}};
   model.task_heads.multi = {{256, 128}};
-  model.task_heads.token_weights = true;
+  model.task_heads.token_weights = model.task_heads.label_mass = true;
   std::vector<int32_t> cu_seqlens{0};
   std::vector<Tasks> tasks;
   for (int i = 2; i + 1 < count; i += 2) {

@@ -184,6 +184,7 @@ void architectures(Cases& cases) {
   cases.add("a Dense module of 248 columns to 8 after 256", Kind::kBert,
             [](C& c) { c.task_heads.dense = {{kHidden - 8, 8}}; });
   cases.add("a multi-vector layer of 100 columns", Kind::kBert, [](C& c) { c.task_heads.multi = {{kHidden, 100}}; });
+  cases.add("logits of a vocabulary from another row", Kind::kBert, [](C& c) { c.task_heads.label_mass = true; });
   cases.add("a multi-vector layer with tanh", Kind::kBert,
             [](C& c) { c.task_heads.multi = {{kHidden, 128, HeadActivation::kTanh}}; });
 }

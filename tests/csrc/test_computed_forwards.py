@@ -26,6 +26,7 @@ from embert.engine.encoders.torch.encoder import TorchEncoder
 from embert.engine.heads.description import MARKED_OPTIONS
 from embert.engine.model import Model
 from embert.engine.models.encoder_config import EncoderConfig
+from embert.engine.models.tensor_names import WORD_EMBEDDINGS
 from embert.engine.tasks import Task
 from embert.engine.weights.checkpoint import Checkpoint
 from tests.csrc import int8
@@ -64,14 +65,36 @@ def computed(
 
     All texts have one adapter, or none.
     """
+    found = outputs(program, model, gemm, dtype, batch, adapter, most)
+    pooled = found[-batch.sequences * model.config.hidden_size :].reshape(batch.sequences, -1)
+    rows = batch.tokens if marker_decider(model) is None else batch.sequences
+    return found[: -pooled.size].reshape(rows, -1), pooled
+
+
+def outputs(
+    program: Path,
+    model: Model,
+    gemm: str,
+    dtype: int,
+    batch: PackedBatch,
+    adapter: int = -1,
+    most: int = MAX_TOKENS,
+    *,
+    label_mass: bool = False,
+    vocabulary: Floats | None = None,
+) -> Floats:
+    """What `computed` returns, then LABEL_MASS of the word table or of another `vocabulary`: all flat."""
     config, decider, checkpoint = model.config, marker_decider(model), Checkpoint.open(model)
     told = [*told_fields(config), "pooling", POOLINGS[model.pooling]]
     tensors = list(layer_tensors(config, checkpoint.with_adapter(adapter), dtype == INT8))
     if decider is not None:
         types, columns = decider.config.type_vocab_size, decider.config.hidden_size
-        told += ["task_heads", MARKED_OPTIONS, decider.marker, types, 0, 0, "end", *told_fields(decider.config)]
-        told += ["continues", 1, "task_heads", 0, 0, 0, 1, columns, columns, GELU, 1]
+        told += ["task_heads", MARKED_OPTIONS, decider.marker, types, 0, 0, 0, 1, "end", *told_fields(decider.config)]
+        told += ["continues", 1, "task_heads", 0, 0, 0, 1, columns, columns, GELU, 1, 0, 1]
         tensors += decider_tensors(model, checkpoint, "float32")
+    if label_mass:
+        told += ["task_heads", 0, 0, 0, 0, 0, 1, int(vocabulary is None)]
+    tensors += [] if vocabulary is None else [("vocabulary.weight", -1, vocabulary, "float32")]
     told += ["end", max(most, batch.tokens), len(tensors)]
     data, out = model.folder / "tensors", model.folder / "rows"
     with data.open("wb") as file:
@@ -85,9 +108,7 @@ def computed(
     command: list[str | Path] = [program, gemm, str(dtype), data, out]
     ran = subprocess.run(command, input=" ".join(map(str, told)), capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr
-    found = np.fromfile(out, np.float32)
-    pooled = found[-batch.sequences * config.hidden_size :].reshape(batch.sequences, -1)
-    return found[: -pooled.size].reshape(batch.tokens if decider is None else batch.sequences, -1), pooled
+    return np.fromfile(out, np.float32)
 
 
 def told_fields(config: EncoderConfig) -> list[object]:
@@ -189,6 +210,19 @@ def test_layers_that_make_decisions(program: Path, tmp_path: Path, gemm: str, dt
     print(np.abs(logits - expected).max(), np.abs(expected).max())
     assert ((logits == 0) == (expected == 0)).all()
     assert np.abs(logits - expected).max() <= 2 * ALLOWED[dtype] * np.abs(expected).max()
+
+
+@pytest.mark.parametrize("gemm", [HOPPER, PORTABLE])
+@pytest.mark.parametrize("tied", [True, False])
+def test_label_mass_is_of_the_last_tokens_row(program: Path, tmp_path: Path, gemm: str, tied: bool) -> None:
+    model = described(tmp_path, "Qwen3's", pooling="last-token")
+    batch, table = drawn(model), Checkpoint.open(model).float32(WORD_EMBEDDINGS)
+    own = None if tied else np.random.default_rng(12).standard_normal(table.shape).astype(np.float32)
+    found = outputs(program, model, gemm, FLOAT16, batch, label_mass=True, vocabulary=own)
+    pooled, masses = np.split(found[batch.tokens * model.config.hidden_size :], [-len(LENGTHS)])
+    matrix = (table if own is None else own).astype(np.float16)
+    logits = pooled.reshape(len(LENGTHS), -1).astype(np.float64) @ matrix.T
+    np.testing.assert_allclose(masses, np.logaddexp.reduce(logits, axis=1), rtol=1e-6)
 
 
 @pytest.mark.parametrize("gemm", [HOPPER, PORTABLE])

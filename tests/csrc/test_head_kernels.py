@@ -251,11 +251,47 @@ def test_marker_logits(device: Device, random: np.random.Generator, dtype: int, 
         assert ((got == 0) == (texts == 0)).all()
 
 
+@pytest.mark.parametrize("dtype", ref.DTYPES)
+@pytest.mark.parametrize(("vocabulary", "hidden"), [(1, 8), (127, 4096), (1000, 312), (32_001, 1024)])
+def test_vocabulary_mass(device: Device, random: np.random.Generator, dtype: int, vocabulary: int, hidden: int) -> None:
+    """A row has the same bits alone, in any batch, and where memory holds the parts of few rows."""
+    x = random.standard_normal((150, hidden)).astype(np.float32)
+    x[::7] *= 30
+    matrix = ref.drawn(random, (vocabulary, hidden), dtype, 4 / np.sqrt(hidden))
+    wanted = np.logaddexp.reduce(ref.exact(ref.stored(x, dtype)) @ ref.exact(matrix).T, axis=1)
+    at, parts = device.put(matrix), 2 * -(-vocabulary // 128)
+
+    def masses(x: Floats, rows_at_once: int) -> Floats:
+        rounded = 0 if dtype == ref.FLOAT32 else x.size // 2
+        y, floats = device.new(len(x) * 4), rounded + rows_at_once * parts
+        scratch = device.new(floats * 4)
+        device.launch.vocabulary_mass(dtype, device.put(x), len(x), at, vocabulary, hidden, scratch, floats, y)
+        return device.get(y, (len(x),), np.float32)
+
+    for dependent in (False, True):
+        device.launch.dependent_launch(dependent)
+        together = masses(x, len(x))
+        np.testing.assert_allclose(together, wanted, rtol=1e-5, atol=2e-4)
+        for rows in (1, 2, 15, 16, 17, 32, 33, 64, 65, 128, 149):
+            some = slice(first := int(random.integers(0, len(x) - rows + 1)), first + rows)
+            for rows_at_once in (rows, 1 + rows // 3):
+                assert masses(x[some], rows_at_once).tobytes() == together[some].tobytes(), rows
+    x[5] = np.nan
+    broken = masses(x, len(x))
+    assert np.isnan(broken[5])
+    assert np.delete(broken, 5).tobytes() == np.delete(together, 5).tobytes()
+    assert masses(x[:0], 1).shape == (0,)
+
+
 def test_sizes_that_heads_do_not_take(device: Device) -> None:
     with pytest.raises(RuntimeError, match=r"token_rows.* 100 "):
         device.launch.token_rows(ref.FLOAT16, 0, 0, 1, 100, True, 0)
     with pytest.raises(RuntimeError, match=r"token_weights.* 1032 "):
         device.launch.token_weights(ref.FLOAT16, 1, 1, 1, 1, 1, EPSILON, 0, 1, 1032, 1, 1, 1)
+    with pytest.raises(RuntimeError, match=r"vocabulary_mass.* 100 rows of 12"):
+        device.launch.vocabulary_mass(ref.FLOAT16, 0, 1, 0, 100, 12, 0, 1000, 0)
+    with pytest.raises(RuntimeError, match="vocabulary_mass: no memory for 2 rows"):
+        device.launch.vocabulary_mass(ref.FLOAT16, 0, 2, 0, 100, 64, 0, 65, 0)
 
 
 # The multi-vector head's products: narrower than any of the layers'.

@@ -21,7 +21,7 @@ from embert import engine
 from embert.engine import Question
 from embert.engine.batch import PackedBatch
 from embert.engine.encoders.cuda.encoder import CudaEncoder
-from embert.engine.errors import EncoderError, InputError, UnsupportedModel
+from embert.engine.errors import EncoderError, UnsupportedModel
 from embert.engine.heads.description import MarkerDecider
 from embert.engine.memory_estimate import estimate_memory
 from embert.engine.model import Model
@@ -209,8 +209,9 @@ def test_classification_heads(tmp_path: Path, case: str, config: dict[str, Any])
     encoder.close()
 
 
-def test_decisions_of_language_models(tmp_path: Path) -> None:
-    folder = language_model(tmp_path, "qwen3", qwen, QWEN_TEMPLATE)
+@pytest.mark.parametrize("tied", [True, False])
+def test_decisions_of_language_models(tmp_path: Path, tied: bool) -> None:
+    folder = language_model(tmp_path, "qwen3", qwen, QWEN_TEMPLATE, tie_word_embeddings=tied)
     questions = [
         Question.predicate("they met"),
         Question.choice("where?", ["York", "in", "Angela"]),
@@ -218,12 +219,13 @@ def test_decisions_of_language_models(tmp_path: Path) -> None:
     ]
     state = "Angela met Merkel in New York"
     with engine.Engine.load(str(folder), device="cpu") as exact, engine.Engine.load(str(folder), device="cuda") as ours:
-        decided = ours.decide(state, questions)
-        for found, expected in zip(decided, exact.decide(state, questions), strict=True):
+        decided = ours.decide(state, questions, label_mass=True)
+        for found, expected in zip(decided, exact.decide(state, questions, label_mass=True), strict=True):
             np.testing.assert_allclose(found.probabilities, expected.probabilities, atol=0.01)
-        assert [ours.decide(state, [question])[0] for question in questions] == decided
-        with pytest.raises(InputError, match="this model runs on a GPU"):
-            ours.decide(state, questions, label_mass=True)
+            assert found.label_mass == pytest.approx(expected.label_mass, abs=0.01)
+        assert [ours.decide(state, [question], label_mass=True)[0] for question in questions] == decided
+        plain = [dataclasses.replace(each, label_mass=None) for each in decided]
+        assert ours.decide(state, questions) == plain
 
 
 @pytest.fixture(scope="module")

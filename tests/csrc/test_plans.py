@@ -12,6 +12,7 @@ pytestmark = pytest.mark.timeout(600)  # compilers, on cores that others may use
 
 CLS, MEAN, MAX, LAST = range(4)
 EMBED, TOKENS, CLASSIFY, SPARSE, MULTI = (1 << bit for bit in range(5))
+LABEL_MASS = 1 << 7
 LONG = [500, 400, 300, 20, 33]
 ALL_ROWS = NO_GRAPH = -1
 
@@ -41,6 +42,7 @@ def test_attention_work_follows_from_the_lengths(program: Path) -> None:
         (CLS, LONG, EMBED | CLASSIFY, CLS),
         (MEAN, LONG, EMBED, ALL_ROWS),
         (MAX, LONG, EMBED, ALL_ROWS),
+        (LAST, LONG, EMBED | LABEL_MASS, LAST),
         (CLS, [100, 27], EMBED, ALL_ROWS),  # too few rows
         (CLS, [1] * 200, EMBED, ALL_ROWS),  # no fewer rows
         (CLS, LONG, TOKENS, ALL_ROWS),
@@ -65,6 +67,7 @@ def test_rows_are_gathered_where_all_heads_read_the_same_one(
         ([512, 512, 1], EMBED, [NO_GRAPH]),  # too many tokens
         ([1] * 65, EMBED, [NO_GRAPH]),  # too many sequences
         ([20], EMBED | CLASSIFY, [NO_GRAPH]),
+        ([20], EMBED | LABEL_MASS, [NO_GRAPH]),
         ([20], SPARSE, [NO_GRAPH]),
     ],
 )

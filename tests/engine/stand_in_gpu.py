@@ -65,7 +65,8 @@ class SpladeKind(NamedTuple):
 def task_heads() -> SimpleNamespace:
     """TaskHeads with the extension's defaults."""
     empty: dict[str, list[DenseShape]] = {"dense": [], "classifier": [], "multi": []}
-    return SimpleNamespace(**empty, token_weights=False, splade=None, token_logits=False, token_norm=False)
+    flags = {"token_weights": False, "token_logits": False, "token_norm": False, "label_mass": False}
+    return SimpleNamespace(**empty, **flags, splade=None, tied_vocabulary=True)
 
 
 class Refused(RuntimeError):
@@ -215,6 +216,10 @@ class StandInEncoder:
             return self._linear("dense", pool[self.config.pooling](states)[None])
         if task == Task.CLASSIFY:
             return self._linear("classifier", states[:1])
+        if task == Task.LABEL_MASS:
+            name = "word" if self.heads.tied_vocabulary else "vocabulary.weight"
+            logits = states[-1:].astype(np.float64) @ self.loaded[name, -1].T
+            return np.logaddexp.reduce(logits, axis=1, keepdims=True).astype(np.float32)
         if task == Task.SPARSE:
             weight, bias = (self.loaded[f"token_weights.{part}", -1] for part in ("weight", "bias"))
             weights: Floats = np.maximum(states @ weight.T + bias, np.float32(0))

@@ -19,10 +19,13 @@ from embert.engine.encoders.cuda.encoder import CudaEncoder
 from embert.engine.encoders.cuda.heads import without_padding
 from embert.engine.errors import BrokenModel, EncoderError, UnsupportedModel
 from embert.engine.heads.description import Classifier, Heads, Layer, MultiVector, Norm, Splade, TokenWeights
+from embert.engine.memory_estimate import estimate_memory
 from embert.engine.model import Model
 from embert.engine.tasks import Task
 from tests.engine.conftest import BuildBert, Install
 from tests.engine.stand_in_gpu import StandInEncoder
+from tests.engine.test_decisions import QWEN_TEMPLATE, language_model
+from tests.engine.test_decoders import qwen
 from tests.oracles.model_cases import write_modules
 from tests.oracles.pipelines import LABELS, write
 
@@ -185,6 +188,23 @@ def test_splades_pairs_come_from_the_device(model: Model, make: Make, tied: bool
 
 
 PADDING = 9
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_label_mass_is_of_the_word_table_or_of_the_models_own_matrix(tmp_path: Path, make: Make, tied: bool) -> None:
+    folder = language_model(tmp_path, "qwen3", qwen, QWEN_TEMPLATE, tie_word_embeddings=tied)
+    model = engine.load_model(str(folder))
+    encoder, gpu = make(model)
+    cpu = engine.load_encoder(model, device="cpu")
+    some = batch([Task.DECIDE, Task.DECIDE | Task.LABEL_MASS, Task.LABEL_MASS, Task.DECIDE])
+    found, expected = (each.wait(each.submit(some)) for each in (encoder, cpu))
+    assert found.keys() == expected.keys()
+    for task, rows in expected.items():
+        np.testing.assert_allclose(found[task].values, rows.values, atol=1e-4)
+    assert (("vocabulary.weight", -1) in gpu.loaded) is not tied
+    without = dataclasses.replace(model, heads=Heads())
+    with_head, layers = (estimate_memory(each, device="cuda").weights for each in (model, without))
+    assert with_head - layers == (0 if tied else 2 * model.config.vocab_size * model.config.hidden_size)
 
 
 def test_padding_at_the_end_of_a_classified_text_is_not_run() -> None:

@@ -31,16 +31,18 @@ from embert.engine.encoders.cuda.heads import (
     captured_tasks,
     decider_tensors,
     head_tensors,
+    vocabulary_tensors,
     without_padding,
 )
 from embert.engine.encoders.cuda.weights import chosen_dtype
 from embert.engine.encoders.positions import padding_positions
 from embert.engine.encoders.self_test import mismatch, self_test_ids, vector_of
 from embert.engine.errors import EncoderError, EncoderLost, HeadMisfit, Misfit, UnsupportedModel
+from embert.engine.heads.description import LabelDecider
 from embert.engine.heads.embedding import EmbeddingHead
 from embert.engine.model import Model
 from embert.engine.models.encoder_config import EncoderConfig
-from embert.engine.tasks import Sharing, Task
+from embert.engine.tasks import NO_TASK, Sharing, Task
 from embert.engine.weights.checkpoint import Checkpoint
 
 DEFAULT_MAX_BATCH_TOKENS = 16384
@@ -130,7 +132,7 @@ class CudaEncoder(Encoder):
         shapes.check_heads(model)
         self.hidden_size = model.config.hidden_size
         self._model = model
-        self._has = model.tasks
+        self._has = model.tasks | (Task.LABEL_MASS if isinstance(model.heads.decider, LabelDecider) else NO_TASK)
         self.width = model.width
         self._budget = DEFAULT_MAX_BATCH_TOKENS if max_batch_tokens is None else max_batch_tokens
         # A longer text is a separate batch.
@@ -230,7 +232,8 @@ class CudaEncoder(Encoder):
         tensors = adapted_tensors(self._config, self._checkpoint, adapter, self.dtype)
         heads = ((*head, "float32") for head in head_tensors(self._model, self._checkpoint, self.dtype))
         decider = decider_tensors(self._model, self._checkpoint, self.dtype)
-        for name, index, array, stored in itertools.chain(tensors, heads, decider):
+        vocabulary = vocabulary_tensors(self._model, self._checkpoint, self.dtype)
+        for name, index, array, stored in itertools.chain(tensors, heads, decider, vocabulary):
             data = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
             alive.append(data)
             encoder.load(name, index, data, list(array.shape), self._cuda.DType[stored])

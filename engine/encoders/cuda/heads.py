@@ -16,10 +16,11 @@ from embert.engine.encoders.cuda.shapes import (
     embeds_on_the_host,
     host_head,
     marker_decider,
+    own_vocabulary,
     padded_labels,
     pools_on_the_host,
 )
-from embert.engine.encoders.cuda.weights import layer_tensors
+from embert.engine.encoders.cuda.weights import STORED_DTYPES, layer_tensors, misfit
 from embert.engine.errors import EncoderError, HeadMisfit
 from embert.engine.heads.description import MARKED_OPTIONS, Layer, Splade, TokenClassifier, TokenWeights
 from embert.engine.heads.embedding import DenseLayer, EmbeddingHead, LayerNorm, load_modules, through
@@ -91,6 +92,24 @@ def head_tensors(model: Model, checkpoint: Checkpoint, dtype: str) -> Iterator[t
             if name.endswith(".weight"):
                 _check_float16(model, dtype, "sparse", values)
             yield f"splade.{name}", -1, values
+
+
+def vocabulary_tensors(model: Model, checkpoint: Checkpoint, dtype: str) -> Iterator[tuple[str, int, Any, str]]:
+    """The language model's matrix as it is stored, with its type, where the device does not have it as the word table.
+
+    Raises as `head_tensors` does.
+    """
+    layer = own_vocabulary(model)
+    if layer is None:
+        return
+    tensor = checkpoint.vocabulary(layer)
+    reason = misfit(tensor, f"{checkpoint.path}: {layer.name}.weight")
+    if reason is not None and dtype == "float16":
+        raise HeadMisfit(model.model_id, f"its language model's matrix {reason}")
+    if tensor.dtype in STORED_DTYPES:
+        yield "vocabulary.weight", -1, tensor.array, STORED_DTYPES[tensor.dtype]
+    else:
+        yield "vocabulary.weight", -1, tensor.float32(), "float32"
 
 
 def _token_classifier_tensors(

@@ -270,6 +270,8 @@ def _task_heads(cuda: Any, model: Model) -> Any:
 
     of_tokens = heads.token_classifier or heads.multi_vector
     described = cuda.TaskHeads()
+    described.label_mass = isinstance(heads.decider, LabelDecider)
+    described.tied_vocabulary = own_vocabulary(model) is None
     if not embeds_on_the_host(model):
         described.dense = layers([module for module in model.after_pooling if isinstance(module, Dense)])
     if heads.classifier is not None and not classifies_on_the_host(model):
@@ -288,6 +290,14 @@ def _task_heads(cuda: Any, model: Model) -> Any:
         tied = not heads.sparse.decoder and model.config.adapters is None and model.lora is None
         described.splade = cuda.SpladeKind(activation, epsilon, 2 if heads.sparse.twice else 1, tied)
     return described
+
+
+def own_vocabulary(model: Model) -> Layer | None:
+    """A language model's matrix for LABEL_MASS, where it is another tensor than the word table on the device."""
+    decider = model.heads.decider
+    if not isinstance(decider, LabelDecider) or not (decider.vocabulary.name or model.config.adapters):
+        return None
+    return decider.vocabulary
 
 
 def padded_labels(labels: int) -> int:
