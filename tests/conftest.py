@@ -84,8 +84,14 @@ TESTS = Path(__file__).parent
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Long ones first. Servers, for which tests wait, next to other work; then what keeps every core busy by itself."""
     rank = {name: place for place, name in enumerate((*GROUPS, *LONGEST))}
-    items.sort(key=lambda item: rank.get(_group(item.path), rank.get(item.path.stem, len(rank))))
+
+    def place(item: pytest.Item) -> int:
+        alone = item.path.relative_to(TESTS).parts[0] in ("csrc", "engine")
+        return rank.get(_group(item.path), rank.get(item.path.stem, len(rank) + alone))
+
+    items.sort(key=place)
 
 
 @functools.cache
