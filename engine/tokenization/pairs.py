@@ -56,6 +56,7 @@ class Pairs:
     def __init__(self, backend: Backend, model: Model) -> None:
         self._backend, self._model, self._limit = backend, model, model.max_input_length
         self._template: PairTemplate | None = None  # read when first needed: most models never see a pair
+        self._end: bytes | None = None  # of the chat template, likewise
 
     def check(self) -> PairTemplate:
         """The template. Raises BrokenModel if the tokenizer has none, or none that suits the model."""
@@ -150,12 +151,10 @@ class Pairs:
             firsts = yield from self._shorten(firsts, options.first_limit, options.param, chunking)
             seconds = yield from self._shorten(seconds, options.second_limit, options.second_param, chunking)
         limit = min(options.limit or self._limit, self._limit) if cuts else self._limit
-        truncated = 0
-        if cuts and options.only_first:
-            whole, firsts = firsts, (yield from self._fit(pair_text, firsts, seconds, limit, options, chunking))
-            truncated = len(seconds) if whole != firsts else 0
-        end = self._template_end(pair_text)
-        added = 0
+        if self._end is None:
+            self._end = self._template_end(pair_text)
+        end, whole, plain = self._end, firsts, pair_text
+        added = truncated = 0
         if options.instruction is not None:
             pair_text = yield from self._instructed(pair_text, options, limit - len(end) // ID_BYTES, chunking)
             added = len(options.instruction)
@@ -195,6 +194,11 @@ class Pairs:
                     continue
                 if not cuts:
                     raise too_long(index, tokens, self._limit, options.second_param, what="pair")
+                if options.only_first:
+                    fitted = yield from self._fit(plain, whole, seconds, limit, options, chunking)
+                    again = dataclasses.replace(options, only_first=False)
+                    encoded = yield from self._in_template(plain, fitted, seconds, again, chunking)
+                    return encoded if fitted == whole else dataclasses.replace(encoded, truncated=len(seconds))
                 kept = _cut(body, limit, options.direction or self._backend.direction)
                 bodies.append(kept[: len(kept) - len(end)] + end)
                 truncated += 1
