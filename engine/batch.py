@@ -38,6 +38,9 @@ class PackedBatch:
     prompt_tokens: npt.NDArray[np.int32] | None = None  # [B], first tokens that are not pooled; None means all 0
     # [B, 2], of the text before a sequence's own tokens: the sequence that begins with it, and its tokens, 0 for none.
     prefixes: npt.NDArray[np.int32] | None = None  # None means all 0
+    # [B], of late interaction: queries, which want nothing themselves. A document wants CLASSIFY, its score with the
+    # last query before it.
+    is_query: npt.NDArray[np.bool_] | None = None  # None means that no document is scored
 
     @property
     def tokens(self) -> int:
@@ -59,6 +62,11 @@ class PackedBatch:
         mask = None if tasks == Task.EMBED else np.full(self.sequences, tasks, np.uint8)
         return dataclasses.replace(self, tasks=mask)
 
+    def with_queries(self, is_query: npt.NDArray[np.bool_]) -> PackedBatch:
+        """The same batch, whose other sequences that want CLASSIFY are scored with these queries."""
+        tasks = np.full(self.sequences, Task.EMBED, np.uint8) if self.tasks is None else self.tasks
+        return dataclasses.replace(self, is_query=is_query, tasks=np.where(is_query, np.uint8(0), tasks))
+
     def taken(self, sequences: npt.NDArray[np.integer]) -> PackedBatch:
         """The sequences of these numbers, in this order: a copy. None has a prefix."""
         lengths = np.diff(self.cu_seqlens)[sequences]
@@ -67,7 +75,8 @@ class PackedBatch:
         arrays = (self.dimensions, self.normalize, self.tasks, self.adapters, self.prompt_tokens)
         of_sequences = (None if array is None else array[sequences] for array in arrays)
         types = None if self.token_types is None else self.token_types[tokens]
-        return PackedBatch(self.ids[tokens], cu_seqlens, types, *of_sequences)
+        batch = PackedBatch(self.ids[tokens], cu_seqlens, types, *of_sequences)
+        return batch if self.is_query is None else dataclasses.replace(batch, is_query=self.is_query[sequences])
 
     def sharing(self, prefixes: npt.NDArray[np.int32]) -> PackedBatch:
         """The same texts with these `prefixes` [B, 2], whose tokens their sequences do not have any more."""
@@ -85,8 +94,17 @@ class PackedBatch:
         """Raise EncoderError where a sequence wants what a model with these tasks and adapters does not have.
 
         A sequence wants at least one task; its `dimensions` are 0 … `width`. One with a prefix wants only tasks of
-        `shares`, and the sequence that begins with the prefix has none.
+        `shares`, and the sequence that begins with the prefix has none. A document that is scored follows a query.
         """
+        none_wanted = np.zeros(self.sequences, np.bool_)
+        if self.is_query is not None:
+            if has != Task.MULTI:
+                raise EncoderError(f"this model's tasks are {has!r}; the batch has queries, of late interaction")
+            documents = self.sequences_of(Task.CLASSIFY)
+            (wrong,) = np.nonzero(~np.maximum.accumulate(self.is_query)[documents])
+            if len(wrong):
+                raise EncoderError(f"sequence {documents[wrong[0]]} has no query before it")
+            has, none_wanted = has | Task.CLASSIFY, self.is_query
         if self.prefixes is not None:
             owners, shared = self.prefixes.T
             wants = np.full(self.sequences, Task.EMBED, np.uint8) if self.tasks is None else self.tasks
@@ -103,7 +121,7 @@ class PackedBatch:
             if Task.EMBED not in has and self.sequences:
                 raise EncoderError(f"this model's tasks are {has!r}; the batch wants {Task.EMBED!r}")
         else:
-            (wrong,) = np.nonzero((self.tasks == 0) | (self.tasks & ~np.uint8(has) != 0))
+            (wrong,) = np.nonzero(((self.tasks == 0) & ~none_wanted) | (self.tasks & ~np.uint8(has) != 0))
             if len(wrong):
                 task = Task(int(self.tasks[wrong[0]]))
                 raise EncoderError(f"this model's tasks are {has!r}; sequence {wrong[0]} wants {task!r}")
@@ -182,7 +200,7 @@ class TaskOutput:
     """The rows of n sequences, end to end, in the order of the sequences that want the task.
 
     EMBED     one row a sequence: [n, width]
-    CLASSIFY  one row a sequence: [n, labels]
+    CLASSIFY  one row a sequence: [n, labels], or [n, 1] of documents that are scored with queries
     TOKENS    one row a token: [tokens, hidden_size]
     MULTI     one row a token: [tokens, columns]
     SPARSE    one row a pair: [pairs, 1], with `indices` ascending within a sequence

@@ -14,7 +14,7 @@ from embert.engine.batch import PackedBatch, TaskOutput, cumulative
 from embert.engine.encoders.base import Encoder
 from embert.engine.prefixes import common_prefix, continue_first
 from embert.engine.tasks import Task
-from embert.engine.tokenization.encoded import Encoded
+from embert.engine.tokenization.encoded import Encoded, joined
 
 Key = TypeVar("Key")
 Numbers = npt.NDArray[np.intp]  # of texts, as they were given
@@ -54,6 +54,25 @@ def form_batches(
     for span in spans(encoded.lengths[order], budget, shared, encoder.batch_tokens):
         batch = packed(gathered(encoded, order[span], starts), dimensions=dimensions, normalize=normalize)
         yield order[span], continue_first(batch, shared).wanting(tasks)
+
+
+def score_batches(
+    encoder: Encoder, queries: Encoded, documents: Encoded, *, budget: int
+) -> Iterator[tuple[Numbers, PackedBatch]]:
+    """Yield the indices of some documents with their batch, until all are in one.
+
+    A document is scored with the query of its index, or with the only one, which each batch has once.
+    """
+    count, both = queries.sequences, joined((queries, documents))
+    lengths, starts = queries.lengths + documents.lengths, cumulative(both.lengths)
+    order, shared = by_length(lengths), int(queries.lengths[0]) if count == 1 else 0
+    for span in spans(lengths[order], budget, shared, encoder.batch_tokens):
+        numbers = order[span]
+        sequences = np.concatenate([[0], 1 + numbers])
+        if count > 1:
+            sequences = np.stack([numbers, count + numbers], 1).reshape(-1)
+        batch = packed(gathered(both, sequences, starts), dimensions=0, normalize=True)
+        yield numbers, batch.wanting(Task.CLASSIFY).with_queries(sequences < count)
 
 
 def run_batches(

@@ -19,12 +19,12 @@ from embert.engine.decisions import (
     read_decisions,
     second_texts,
 )
-from embert.engine.encode_batches import encode_batches
+from embert.engine.encode_batches import encode_batches, run_batches, score_batches
 from embert.engine.encoders.base import Encoder, check_finite
 from embert.engine.entities import DEFAULT_IGNORED, STRATEGIES, Aggregation, Entity, EntityOptions, entities_of
 from embert.engine.errors import InputError
-from embert.engine.heads.description import Classifier, MultiVector
-from embert.engine.heads.late_interaction import max_sim, multi_vector_mask, pooled
+from embert.engine.heads.description import Classifier
+from embert.engine.heads.late_interaction import multi_vector_mask, pooled
 from embert.engine.heads.scores import LabelScore, Ranked, best_labels, ranked, scores
 from embert.engine.heads.zero_shot import TEMPLATE, check_labels, hypotheses, zero_shot_labels
 from embert.engine.loader import load_encoder
@@ -185,23 +185,18 @@ class Engine:
         `prompt_name` names another of the model's prompts. The other options are those of `embed`. Raises InputError
         for a model that has no multi-vectors, and as `embed` does.
         """
-        if self.model.heads.multi_vector is None:
+        head = self.model.heads.multi_vector
+        if head is None:
             raise _missing(self.model, Task.MULTI, "texts")
         _check_flags(is_query=is_query)
         encoded = self._encode(texts, options, is_query)
-        vectors = dict(self._multi_vectors(self.model.heads.multi_vector, encoded, is_query, options))
-        return [vectors[number] for number in range(len(texts))]
-
-    def _multi_vectors(
-        self, head: MultiVector, encoded: Encoded, is_query: bool, options: ForwardOptions
-    ) -> Iterator[tuple[int, Vectors]]:
-        """The number of each text and its vectors, as batches end."""
-        starts = cumulative(encoded.lengths)
+        starts, vectors = cumulative(encoded.lengths), dict[int, Vectors]()
         mask = multi_vector_mask(encoded.ids, starts, head, is_query=is_query)
         for numbers, rows in self._rows(encoded, Task.MULTI, options):
             for number, start, stop in zip(numbers.tolist(), rows.offsets, rows.offsets[1:], strict=False):
-                vectors = rows.values[start:stop][mask[starts[number] : starts[number + 1]]]
-                yield number, pooled(vectors, head.role(is_query))
+                own = rows.values[start:stop][mask[starts[number] : starts[number + 1]]]
+                vectors[number] = pooled(own, head.role(is_query))
+        return [vectors[number] for number in range(len(texts))]
 
     def score(self, pairs: Sequence[Pair], **options: Unpack[PairOptions]) -> Vectors:
         """Score pairs of texts with a model of one label, such as a reranker, or of late interaction: float32 [n].
@@ -213,9 +208,8 @@ class Engine:
         """
         instruction = self._check_pair_options(options)
         check_sequence(pairs, "pairs")
-        head = self.model.late_interaction
-        if head is not None:
-            return self._max_sims(head, *_split_pairs(dict(enumerate(pairs)), "pairs"), ("pairs", "pairs"), options)
+        if self.model.late_interaction is not None:
+            return self._max_sims(*_split_pairs(dict(enumerate(pairs)), "pairs"), ("pairs", "pairs"), options)
         classifier = self._scorer("pairs")
         logits = self._pair_logits(classifier, dict(enumerate(pairs)), "pairs", options, instruction)
         return scores(logits, _activation(classifier, options))[:, 0]
@@ -232,9 +226,8 @@ class Engine:
         if top_n is not None and (type(top_n) is not int or top_n < 1):
             raise InputError(f"must be at least 1, found {top_n!r}", param="top_n")
         check_text(query, "query")
-        head = self.model.late_interaction
-        if head is not None:
-            return ranked(self._max_sims(head, [query], texts, ("query", "texts"), options), "identity", top_n)
+        if self.model.late_interaction is not None:
+            return ranked(self._max_sims([query], texts, ("query", "texts"), options), "identity", top_n)
         classifier = self._scorer("texts")
         encoded = self.tokenizer.encode_pairs(
             [resolve_options(self.model, prompt_name=options.get("prompt_name"))[0] + query],
@@ -434,25 +427,25 @@ class Engine:
 
     def _max_sims(
         self,
-        head: MultiVector,
         queries: Sequence[str],
         documents: Sequence[str],
         params: tuple[str, str],
         options: ScoreOptions,
     ) -> Vectors:
         """MaxSim of each document with its query, or with the only one: float32 [n]. `params` name both lists."""
-        vectors = []
+        encoded = []
         for texts, param, is_query in zip((queries, documents), params, (True, False), strict=True):
             name = options.get("prompt_name") if is_query else None
             prompt = resolve_options(self.model, prompt_name=name, is_query=is_query)[0]
             tokenize = TokenizeOptions(truncate=options.get("truncate", True), param=param, is_query=is_query)
-            encoded = self.tokenizer.encode(texts, tokenize, prompt=prompt)
-            forward: ForwardOptions = {"batch_tokens": options.get("batch_tokens")}
-            vectors.append(self._multi_vectors(head, encoded, is_query, forward if is_query else options))
-        of_queries = dict(vectors[0])
-        sims = np.empty(len(documents), np.float32)
-        for number, document in vectors[1]:
-            sims[number] = max_sim(of_queries[number if len(of_queries) > 1 else 0], document, head)
+            encoded.append(self.tokenizer.encode(texts, tokenize, prompt=prompt))
+        sims, progress = np.empty(len(documents), np.float32), options.get("progress")
+        budget = batch_budget(self.model, self.encoder, options.get("batch_tokens"))
+        for numbers, rows in run_batches(self.encoder, score_batches(self.encoder, *encoded, budget=budget)):
+            check_finite(rows[Task.CLASSIFY], numbers)
+            sims[numbers] = rows[Task.CLASSIFY].values[:, 0]
+            if progress is not None:
+                progress(len(numbers))
         return sims
 
     def _logits(
@@ -549,7 +542,7 @@ def batch_budget(model: Model, encoder: Encoder, batch_tokens: int | None = None
     most = encoder.max_batch_tokens
     if batch_tokens is not None and (type(batch_tokens) is not int or batch_tokens < 1):
         raise InputError(f"must be at least 1, found {batch_tokens!r}", param="batch_tokens")
-    return max(min(batch_tokens or most, most), model.max_input_length)
+    return max(min(batch_tokens or most, most), model.undivided_tokens)
 
 
 def _split_pairs(pairs: Mapping[int, Pair], param: str) -> tuple[list[str], list[str]]:

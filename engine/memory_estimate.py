@@ -87,9 +87,9 @@ def estimate_memory(
         return MemoryEstimate(weights, MIB)
     tokens = max_batch_tokens or _BATCH_TOKENS["cuda" if on_gpu else "cpu"]
     kept = (3 if config.layer_inputs else 2) * hidden
-    activations = max(tokens, model.max_input_length) * (item * (kept + widest) + _TOKEN)
+    activations = max(tokens, model.undivided_tokens) * (item * (kept + widest) + _TOKEN)
     if dtype == "int8" and on_gpu:  # rows of 8 bits, each with a scale
-        activations += max(tokens, model.max_input_length) * (max(hidden, inner) + 4)
+        activations += max(tokens, model.undivided_tokens) * (max(hidden, inner) + 4)
     # Norms are folded into these in FP32; the CPU encoder repacks its matrices, one at a time.
     products = max((each.heads + 2 * each.kv_heads) * each.head_size for each in of_layers)
     products += inner * (2 if config.gated else 1)

@@ -101,6 +101,12 @@ class Model:
         return self.heads.multi_vector if self.tasks == Task.MULTI else None
 
     @property
+    def undivided_tokens(self) -> int:
+        """Tokens that a batch must hold: of the longest input, or of a query and a document that are scored."""
+        head = self.late_interaction
+        return self.max_input_length if head is None else max(self.max_input_length, head.longest_pair)
+
+    @property
     def task_names(self) -> list[str]:
         """The same for people.
 

@@ -14,7 +14,9 @@ class Task(enum.IntFlag):
 
     EMBED = 1  # a vector a sequence: pooled, through the model's Dense modules, cut, normalized
     TOKENS = 2  # a vector a token: the last hidden state, unchanged
-    CLASSIFY = 4  # the logits of a sequence, one a label; scores and classes are made of them
+    # The logits of a sequence, one a label; scores and classes are made of them. Of late interaction the score of a
+    # document with a query of the same batch (PackedBatch.is_query).
+    CLASSIFY = 4
     SPARSE = 8  # (index, value) pairs of a sequence: weights of the vocabulary's tokens, non-zeros only
     MULTI = 16  # a vector a token, projected and of length 1: late interaction
     TOKEN_CLASSES = 32  # the logits of a token, one a label: entities are made of them

@@ -27,6 +27,7 @@ namespace {
 template <typename T>
 using Vector = nb::ndarray<const T, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Prefixes = nb::ndarray<const int32_t, nb::shape<-1, 2>, nb::c_contig, nb::device::cpu>;
+using Spans = nb::ndarray<const int32_t, nb::shape<-1, 4>, nb::c_contig, nb::device::cpu>;
 
 // Enums of Python with the names that engine/ has for their values.
 template <typename Enum>
@@ -105,7 +106,7 @@ std::unique_ptr<Encoder> make_encoder(const EncoderConfig& config, const Encoder
 int64_t submit(Encoder& encoder, Vector<int32_t> ids, Vector<int32_t> cu_seqlens, std::optional<Vector<int32_t>> types,
                std::optional<Vector<int32_t>> positions, std::optional<Vector<int32_t>> dimensions,
                std::optional<Vector<bool>> normalize, std::optional<Vector<uint8_t>> tasks,
-               std::optional<Prefixes> prefixes) {
+               std::optional<Prefixes> prefixes, std::optional<Spans> spans, std::optional<Vector<int32_t>> rows) {
   if (cu_seqlens.shape(0) < 1) throw Refused("cu_seqlens is empty");
   if (std::max(ids.shape(0), cu_seqlens.shape(0)) > size_t(INT32_MAX))
     throw Refused("a batch of over 2147483647 tokens");
@@ -120,6 +121,7 @@ int64_t submit(Encoder& encoder, Vector<int32_t> ids, Vector<int32_t> cu_seqlens
     throw Refused("normalize must have one element a sequence");
   if (tasks && int(tasks->shape(0)) != batch.sequences) throw Refused("tasks must have one element a sequence");
   if (prefixes && int(prefixes->shape(0)) != batch.sequences) throw Refused("prefixes must have one row a sequence");
+  if (spans.has_value() != rows.has_value()) throw Refused("spans and rows must come together");
   batch.ids = ids.data();
   batch.cu_seqlens = cu_seqlens.data();
   batch.types = types ? types->data() : nullptr;
@@ -128,6 +130,7 @@ int64_t submit(Encoder& encoder, Vector<int32_t> ids, Vector<int32_t> cu_seqlens
   batch.normalize = normalize ? reinterpret_cast<const uint8_t*>(normalize->data()) : nullptr;
   batch.tasks = tasks ? tasks->data() : nullptr;
   batch.prefixes = prefixes ? prefixes->data() : nullptr;
+  if (spans && rows) batch.scored = {int(spans->shape(0)), int(rows->shape(0)), spans->data(), rows->data()};
   int64_t ticket = 0;
   nb::gil_scoped_release release;
   raise(encoder.submit(batch, ticket));
@@ -220,8 +223,9 @@ NB_MODULE(_cuda, m) {
           "LayerNorms cannot be folded into these weights: the encoder is then not started.")
       .def("submit", &submit, "ids"_a, "cu_seqlens"_a, "token_types"_a.none(), "positions"_a.none(),
            "dimensions"_a.none(), "normalize"_a.none(), "tasks"_a.none() = nb::none(), "prefixes"_a.none() = nb::none(),
+           "spans"_a.none() = nb::none(), "rows"_a.none() = nb::none(),
            "Start a forward. `tasks`: bits of engine/tasks.py a sequence; None: all EMBED. `prefixes`: those of "
-           "engine/batch.py. Returns a ticket.")
+           "engine/batch.py. `spans`, `rows`: engine/heads/late_interaction.py. Returns a ticket.")
       .def(
           "wait", &wait, "ticket"_a,
           "A tuple for each task that some sequence requests: its bit, values [rows, columns], offsets [sequences + 1] "

@@ -312,6 +312,10 @@ NB_MODULE(_cuda_testing, m) {
            [](Bench& bench, int type, Address x, Address chosen, int rows, int columns, bool unit_length, Address y) {
              bench.check(token_rows(DType(type), x, chosen, rows, columns, unit_length, y, bench.stream()));
            })
+      .def("max_sims",
+           [](Bench& bench, int type, Address x, int columns, Address spans, int documents, int parts, Address y) {
+             bench.check(max_sims(DType(type), x, columns, spans, documents, parts, y, bench.stream()));
+           })
       .def("token_weights",
            [](Bench& bench, int type, Address x, Address sums, int parts, Address gamma, Address beta, float epsilon,
               Address chosen, int rows, int hidden, Address weight, Address bias, Address y) {

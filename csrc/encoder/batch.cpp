@@ -28,6 +28,28 @@ Status check_prefixes(const BatchView& batch, const EncoderConfig& model) {
   return {};
 }
 
+Status check_scored(const BatchView& batch, const EncoderConfig& model) {
+  const ScoredDocuments& scored = batch.scored;
+  if (scored.spans == nullptr) return {};
+  if (!model.task_heads.scores()) return Status::refused("this model does not score documents");
+  int documents = 0;
+  for (int i = 0; batch.tasks != nullptr && i < batch.sequences; ++i)
+    documents += (batch.tasks[i] & bit(Task::kClassify)) != 0 ? 1 : 0;
+  if (documents != scored.documents)
+    return Status::refused("scores of ", scored.documents, " documents; ", documents, " sequences request CLASSIFY");
+  for (int i = 0; i < 2 * documents; ++i) {
+    const int64_t first = scored.spans[2 * i], count = scored.spans[2 * i + 1];
+    if (first < 0 || count < 0 || first + count > scored.vectors)
+      return Status::refused("document ", i / 2, " is scored with the vectors ", first, " to ", first + count, " of ",
+                             scored.vectors);
+  }
+  for (int i = 0; i < scored.vectors; ++i) {
+    if (scored.rows[i] < 0 || scored.rows[i] >= batch.tokens)
+      return Status::refused("a vector of token ", scored.rows[i], " in a batch of ", batch.tokens, " tokens");
+  }
+  return {};
+}
+
 }  // namespace
 
 InputLayout::InputLayout(int tokens, int sequences) : tokens(tokens), sequences(sequences) {
@@ -55,6 +77,7 @@ Status check_batch(const BatchView& batch, const EncoderConfig& model, int max_t
     }
   }
   EMBERT_TRY(check_prefixes(batch, model));
+  EMBERT_TRY(check_scored(batch, model));
   const auto in_range = [&](const int32_t* values, int limit) {
     uint32_t highest = 0;  // a negative value becomes a very large one
     for (int i = 0; i < batch.tokens; ++i) highest = std::max(highest, uint32_t(values[i]));
@@ -70,9 +93,10 @@ Status check_batch(const BatchView& batch, const EncoderConfig& model, int max_t
   if (batch.positions != nullptr && !in_range(batch.positions, model.position_rows())) {
     return Status::refused("a position is outside the model's table of ", model.position_rows());
   }
-  const Tasks supported = model.task_heads.tasks();
+  const bool scores = batch.scored.spans != nullptr;
+  const Tasks supported = model.task_heads.tasks() | (scores ? bit(Task::kClassify) : 0);
   for (int i = 0; batch.tasks != nullptr && i < batch.sequences; ++i) {
-    if (batch.tasks[i] == 0 || (batch.tasks[i] & ~supported) != 0) {
+    if ((batch.tasks[i] == 0 && !scores) || (batch.tasks[i] & ~supported) != 0) {
       return Status::refused("tasks of sequence ", i, " must be bits of ", supported, " (", names_of(supported),
                              "), and not 0, found ", batch.tasks[i]);
     }

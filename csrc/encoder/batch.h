@@ -32,6 +32,22 @@ inline int max_tiles(int tokens, int sequences) {
 // A batch of this many tokens can be launched even if it is a single text, which consists only of tiles.
 constexpr int kMaxTokens = kMaxAttentionTiles * kAttentionRows;
 
+// The documents that a batch scores with queries, as the task CLASSIFY of a model of late interaction.
+struct ScoredDocuments {
+  int documents = 0, vectors = 0;
+  // [documents, 4] or null: no sequence is scored. Where the vectors of a document's query begin in `rows`, their
+  // number, and the same of its own.
+  const int32_t* spans = nullptr;
+  const int32_t* rows = nullptr;  // [vectors]: tokens that have a vector
+
+  // Numbers whose sum is a score (heads/heads.h), of the document with the most.
+  int parts() const {
+    int most = 1;
+    for (int i = 0; i < documents; ++i) most = std::max(most, (spans[4 * i + 1] + kScoreVectors - 1) / kScoreVectors);
+    return most;
+  }
+};
+
 // A packed batch on the host, as the caller passes it. `submit` reads it before it returns.
 struct BatchView {
   int tokens = 0, sequences = 0;
@@ -41,12 +57,13 @@ struct BatchView {
   // [T] or null: counted from each sequence's start. Used where sequences contain padding tokens: rows of the position
   // table.
   const int32_t* positions = nullptr;
-  const Tasks* tasks = nullptr;         // [B], none of them 0, or null: all EMBED
+  const Tasks* tasks = nullptr;         // [B], 0 only where documents are scored, or null: all EMBED
   const int32_t* dimensions = nullptr;  // [B], 0 to width (0: all of them), or null: all of them
   const uint8_t* normalize = nullptr;   // [B] or null: all of them
   // [B, 2] or null: no sequence has one. The text before a sequence's own tokens: the sequence that begins with it, and
   // its tokens, 0 for none.
   const int32_t* prefixes = nullptr;
+  ScoredDocuments scored;
 
   int own_tokens(int sequence) const { return cu_seqlens[sequence + 1] - cu_seqlens[sequence]; }
   int prefix_tokens(int sequence) const { return prefixes == nullptr ? 0 : prefixes[2 * sequence + 1]; }

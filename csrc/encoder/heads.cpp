@@ -22,14 +22,15 @@ class Heads {
     const TaskOutputs& outputs = plan_.outputs;
     const bool sparse = outputs.requests(bit(Task::kSparse)), pairs = sparse && model_.splade != nullptr;
     if (outputs.requests(bit(Task::kEmbed))) EMBERT_TRY(embed());
+    const bool scores = output_of(Task::kClassify).spans != nullptr;
     if (outputs.requests(bit(Task::kClassify)) && !config_.task_heads.classifier.empty()) EMBERT_TRY(classify());
     if (outputs.requests(bit(Task::kLabelMass))) EMBERT_TRY(sum_vocabulary());
     if (sparse && !pairs) EMBERT_TRY(weigh_tokens());
-    if (!outputs.requests(bit(Task::kTokens) | bit(Task::kMulti)) && !pairs) return {};
+    if (!outputs.requests(bit(Task::kTokens) | bit(Task::kMulti)) && !pairs && !scores) return {};
     uint8_t* const x = buffers_.rows(Buffer::kX);
     if (model_.program.last.exists()) EMBERT_TRY(normalize(x, model_.last_norm()));
     if (pairs) EMBERT_TRY(find_pairs());
-    if (outputs.requests(bit(Task::kMulti))) EMBERT_TRY(project_tokens());
+    if (outputs.requests(bit(Task::kMulti)) || scores) EMBERT_TRY(project_tokens());
     return outputs.requests(bit(Task::kTokens)) ? store_tokens(Task::kTokens, x, false) : Status();
   }
 
@@ -136,6 +137,11 @@ class Heads {
   Status project_tokens() const {
     const uint8_t* x = nullptr;
     EMBERT_TRY(multiply_rows(x));
+    const TaskOutput& scores = output_of(Task::kClassify);
+    if (scores.spans != nullptr)
+      EMBERT_TRY(max_sims(config_.dtype, x, config_.task_heads.multi_columns(), scores.spans, scores.rows,
+                          scores.columns, scores.out, stream_));
+    if (!plan_.outputs.requests(bit(Task::kMulti))) return {};
     return store_tokens(Task::kMulti, x, !config_.task_heads.token_logits);
   }
 

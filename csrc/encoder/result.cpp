@@ -64,7 +64,8 @@ void TaskOutputs::place(Task task, int columns) {
 }
 
 TaskOutputs::TaskOutputs(const BatchView& batch, const EncoderConfig& model)
-    : by_sequence_(model.task_heads.by_sequence()) {
+    : by_sequence_(model.task_heads.by_sequence()),
+      scored_(4 * size_t(batch.scored.documents) + size_t(batch.scored.vectors)) {
   if (batch.tasks == nullptr) requested_ = bit(Task::kEmbed);
   for (int i = 0; batch.tasks != nullptr && i < batch.sequences; ++i) requested_ |= batch.tasks[i];
   for (const Task task : kTasks) {
@@ -77,7 +78,8 @@ TaskOutputs::TaskOutputs(const BatchView& batch, const EncoderConfig& model)
     output.is_all = output.sequences == batch.sequences;
   }
   for (const Task task : kTasks) {
-    if (task != Task::kTokens) place(task, columns_of(task, model));
+    const bool scored = task == Task::kClassify && batch.scored.spans != nullptr;
+    if (task != Task::kTokens) place(task, scored ? batch.scored.parts() : columns_of(task, model));
   }
   own_floats_ = floats_;
   place(Task::kTokens, columns_of(Task::kTokens, model));
@@ -92,7 +94,7 @@ TaskOutputs::TaskOutputs(Task task, int sequences, const EncoderConfig& model, f
 }
 
 size_t TaskOutputs::listed() const {
-  size_t count = 0;
+  size_t count = scored_;
   for (const Task task : kTasks) {
     if (requests(bit(task)) && !task_output(task).is_all) count += task_output(task).rows;
   }
@@ -101,6 +103,12 @@ size_t TaskOutputs::listed() const {
 
 void TaskOutputs::write_lists(const BatchView& batch, int* host, const int* device) {
   int* next = host;
+  if (scored_ > 0) {
+    const ScoredDocuments& scored = batch.scored;
+    task_output(Task::kClassify).spans = device;
+    next = std::copy_n(scored.spans, 4 * size_t(scored.documents), next);
+    next = std::copy_n(scored.rows, scored.vectors, next);
+  }
   for (const Task task : kTasks) {
     if (!requests(bit(task)) || task_output(task).is_all) continue;
     task_output(task).chosen = device + (next - host);

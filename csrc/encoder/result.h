@@ -38,6 +38,7 @@ struct TaskOutput {
   float* out = nullptr;         // device or mapped host memory
   const int* chosen = nullptr;  // device memory: the requested sequences or their tokens; null: all
   const int* chosen_on_host = nullptr;  // the same
+  const int* spans = nullptr;           // device memory: ScoredDocuments' spans, and after them its rows; null: none
 };
 
 // All parts of a batch. Memory order: first those that the heads write directly to a batch's own memory, then TOKENS,
@@ -57,7 +58,8 @@ class TaskOutputs {
   size_t own_floats() const { return own_floats_; }  // without TOKENS
   size_t floats() const { return floats_; }
 
-  // For tasks that only some sequences request: the indices of these sequences, or of their tokens.
+  // For tasks that only some sequences request: the indices of these sequences, or of their tokens. Documents that are
+  // scored have lists, too.
   size_t listed() const;  // the number of indices
   // Writes them to host memory that will be copied to `device`, and points `chosen` to that.
   void write_lists(const BatchView& batch, int* host, const int* device);
@@ -69,6 +71,7 @@ class TaskOutputs {
   Tasks by_sequence_ = kRowTasks;  // whose lists are of sequences
   std::array<TaskOutput, kTaskCount> outputs_{};
   size_t own_floats_ = 0, floats_ = 0;
+  size_t scored_ = 0;  // indices in the lists of scored documents
 };
 
 }  // namespace embert

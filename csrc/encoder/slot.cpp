@@ -65,7 +65,8 @@ Status Slot::run_graph(const BatchView& batch, const Stream& stream) {
 
 Status Slot::place(const BatchView& batch, const EncoderConfig& model, float* token_rows, const Stream& stream) {
   TaskOutputs& outputs = plan.outputs;
-  direct_ = !outputs.requests(Tasks(~model.task_heads.by_sequence())) && batch.sequences <= kDirectSequences;
+  direct_ = !outputs.requests(Tasks(~model.task_heads.by_sequence())) && batch.sequences <= kDirectSequences &&
+            batch.scored.spans == nullptr;
   EMBERT_TRY(direct_ ? reserve(0, 0, outputs.listed(), stream)
                      : reserve(outputs.own_floats(), outputs.floats(), outputs.listed(), stream));
   float* const memory = direct_ ? direct_output_.as<float>() : vectors_.as<float>();

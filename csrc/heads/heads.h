@@ -54,6 +54,13 @@ Status cut_rows(const float* x, const uint32_t* cuts, const int* chosen, int row
 Status token_rows(DType dtype, const void* x, const int* chosen, int rows, int columns, bool unit_length, float* y,
                   const Stream& stream);
 
+// max_sim.cu: y[documents, parts]: a document's score is the sum of its row. A part is the sum, over 32 vectors of its
+// query, of their largest product with one of the document's: -∞ where that has none, 0 without vectors of the query.
+// x: [T, columns], rows of any length, which count as of length 1; spans, and after them rows: ScoredDocuments, in
+// device memory before the batch's first kernel.
+Status max_sims(DType dtype, const void* x, int columns, const int* spans, int documents, int parts, float* y,
+                const Stream& stream);
+
 // token_heads.cu: y[rows] = relu(weight · h + bias), h a row of x after `norm`, which is applied to rows with row
 // statistics. weight: [hidden]; bias: [1], on the device.
 Status token_weights(DType dtype, const RowView& x, const Norm& norm, float epsilon, const int* chosen, int rows,

@@ -15,14 +15,19 @@ namespace embert {
 // may request several, and sequences with different tasks share a batch.
 
 enum class Task : int {
-  kEmbed = 0,      // a vector a sequence: pooled, through the Dense modules, cut, of length 1
-  kTokens = 1,     // a vector a token: the last hidden state
-  kClassify = 2,   // logits of the classification head or of the decider, a row a sequence
+  kEmbed = 0,   // a vector a sequence: pooled, through the Dense modules, cut, of length 1
+  kTokens = 1,  // a vector a token: the last hidden state
+  // Logits of the classification head or of the decider, a row a sequence; of multi-vectors without one, the score with
+  // a query.
+  kClassify = 2,
   kSparse = 3,     // weights of a sparse vector; token_heads.cu writes one row per token
   kMulti = 4,      // a vector a token: projected, of length 1; or a token's logits, where the model classifies tokens
   kLabelMass = 7,  // log Σ exp of a language model's logits of the whole vocabulary, one number per sequence
 };
 constexpr int kTaskCount = 8;
+
+constexpr int kScoreVectors = 32;  // of a query, whose products with a document are one part of its score
+constexpr int kMaxScoreColumns = 256;
 
 using Tasks = uint8_t;  // bits of tasks
 constexpr Tasks bit(Task task) {
@@ -86,6 +91,7 @@ struct TaskHeads {
   int width(int hidden) const { return dense.empty() ? hidden : dense.back().out; }    // of EMBED's rows
   int labels() const { return classifier.empty() ? options : classifier.back().out; }  // of CLASSIFY's rows
   int multi_columns() const { return multi.empty() ? 0 : multi.back().out; }           // of MULTI's rows
+  bool scores() const { return !multi.empty() && !token_logits && labels() == 0; }     // documents with queries
   Tasks tasks() const {
     if (options > 0) return bit(Task::kEmbed) | bit(Task::kClassify);
     return Tasks(bit(Task::kEmbed) | bit(Task::kTokens) | (classifier.empty() ? 0 : bit(Task::kClassify)) |

@@ -181,6 +181,17 @@ class MultiVector:
         return max(filled, self.query.length or 0, self.document.length or 0)
 
     @property
+    def longest_pair(self) -> int:
+        """The most tokens of a query and a document. Call it on what `within` returns."""
+        filled = self.query.expansion.length if self.query.expansion else 0
+        return max(filled, self.query.length or 0) + (self.document.length or 0)
+
+    @property
+    def pools(self) -> bool:
+        """True if similar vectors of a query or of a document are replaced by their mean."""
+        return self.query.pooling is not None or self.document.pooling is not None
+
+    @property
     def unattended(self) -> int | None:
         """The id of tokens that are added to queries and not attended to; None where there are none."""
         expansion = self.query.expansion

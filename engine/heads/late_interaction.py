@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import functools
+from dataclasses import dataclass
+
 import numpy as np
 import numpy.typing as npt
 
-from embert.engine.batch import TaskOutput, cumulative
+from embert.engine.batch import PackedBatch, TaskOutput, cumulative
 from embert.engine.heads.description import MultiVector, Role
 from embert.engine.heads.embedding import normalized
+from embert.engine.tasks import Task
 
 Floats = npt.NDArray[np.float32]
 Ints = npt.NDArray[np.integer]
@@ -71,3 +75,61 @@ def max_sim(query: Floats, document: Floats, head: MultiVector) -> float:
         return 0.0
     largest = (query @ document.T).max(1)
     return float(largest.mean() if head.mean_of_query else largest.sum())
+
+
+@dataclass(frozen=True, slots=True)
+class Scoring:
+    """The documents of a batch that are scored, and the vectors of each and of its query."""
+
+    head: MultiVector
+    # [n, 4]: where the vectors of a document's query begin in `rows`, their number, and the same of its own.
+    spans: npt.NDArray[np.int32]
+    rows: npt.NDArray[np.int32]  # tokens of the batch that have a vector
+    others: npt.NDArray[np.intp]  # sequences that want their vectors
+
+    @classmethod
+    def of(cls, batch: PackedBatch, head: MultiVector | None) -> Scoring | None:
+        """Return None for a batch without queries."""
+        if batch.is_query is None or head is None:
+            return None
+        masks = [multi_vector_mask(batch.ids, batch.cu_seqlens, head, is_query=is_query) for is_query in (False, True)]
+        mask = np.where(np.repeat(batch.is_query, np.diff(batch.cu_seqlens)), masks[True], masks[False])
+        bounds, documents = cumulative(mask)[batch.cu_seqlens], batch.sequences_of(Task.CLASSIFY)
+        queries = np.maximum.accumulate(np.where(batch.is_query, np.arange(batch.sequences), 0))[documents]
+        columns = (bounds[queries], bounds[queries + 1], bounds[documents], bounds[documents + 1])
+        spans = np.stack(columns, 1)
+        spans[:, 1::2] -= spans[:, ::2]
+        return cls(head, spans, np.flatnonzero(mask).astype(np.int32), batch.sequences_of(Task.MULTI))
+
+    def finish(self, rows: dict[Task, TaskOutput]) -> dict[Task, TaskOutput]:
+        """The rows of each task, with scores [n, 1] as those of CLASSIFY.
+
+        `rows` has the parts of scores that a device has added up, or else the vectors of all tokens of the batch.
+        """
+        if Task.CLASSIFY in rows:
+            scores = self._from_parts(rows[Task.CLASSIFY].values)
+            return rows | {Task.CLASSIFY: TaskOutput.one_each(scores[:, None])}
+        scored = {Task.CLASSIFY: TaskOutput.one_each(self._from_vectors(rows[Task.MULTI].values)[:, None])}
+        return scored | ({Task.MULTI: rows[Task.MULTI].taken(self.others)} if len(self.others) else {})
+
+    def _from_parts(self, parts: Floats) -> Floats:
+        """Scores [n] from sums over some vectors of a query each: [n, parts], added in their order."""
+        scores: Floats = np.cumsum(parts, 1, dtype=np.float32)[:, -1]
+        of_query, of_document = self.spans[:, 1], self.spans[:, 3]
+        if self.head.mean_of_query:
+            scores /= np.maximum(of_query, 1).astype(np.float32)
+        return np.where(of_document == 0, np.float32(NO_VECTORS), scores)
+
+    def _from_vectors(self, values: Floats) -> Floats:
+        """Scores [n] from the vectors of all tokens: [T, columns]."""
+        vectors = values[self.rows]
+
+        @functools.lru_cache(1)  # documents of one query follow each other
+        def query(first: int, count: int) -> Floats:
+            return pooled(vectors[first : first + count], self.head.query)
+
+        scores = np.empty(len(self.spans), np.float32)
+        for number, (of_query, asks, first, count) in enumerate(self.spans.tolist()):
+            document = pooled(vectors[first : first + count], self.head.document)
+            scores[number] = max_sim(query(of_query, asks), document, self.head)
+        return scores

@@ -68,6 +68,12 @@ class Encoded:
         return len(self.lengths)
 
 
+def joined(parts: Sequence[Encoded]) -> Encoded:
+    """The sequences of each part, one part after the other; none has token types."""
+    ids, lengths = (np.concatenate([getattr(part, name) for part in parts]) for name in ("ids", "lengths"))
+    return Encoded(ids, lengths, sum(part.truncated for part in parts))
+
+
 @dataclass(frozen=True, slots=True)
 class EncodedSpans:
     """Texts as sequences of a model, with the characters of each token. A long text may be several sequences."""

@@ -94,7 +94,7 @@ class PendingRequest:
     watcher: asyncio.Task[None] | None = None
 
     def __post_init__(self) -> None:
-        self.tokens, self.texts_left = self.encoded.tokens, self.encoded.sequences
+        self.tokens, self.texts_left = self.encoded.tokens, self.encoded.sequences - self.message.queries
 
     def add(
         self, first_text: int, texts: int, rows: dict[Task, TaskOutput], queue_s: float, inference_s: float
@@ -116,7 +116,7 @@ class PendingRequest:
         """Forget the parts that a lost engine sent. Late parts carry the old id, so they are ignored."""
         self.id = self.message.id = request_id
         self.parts.clear()
-        self.texts_left = self.encoded.sequences
+        self.texts_left = self.encoded.sequences - self.message.queries
 
 
 class Router:
@@ -184,13 +184,13 @@ class Router:
         tasks: Task = Task.EMBED,
         dimensions: int = 0,
         normalize: bool = True,
-        queries: bytes = b"",
+        queries: int = 0,
         note_failure: Callable[[int, float], None] | None = None,
         trace: RequestTrace | None = None,
     ) -> EncodeResult:
         """Admit texts for the model of this number, run them, return their rows. `trace`: of a sampled request.
 
-        With `queries`, a mask of the texts, the rows of MULTI are the scores of the other texts, one a text.
+        With `queries`, the number of texts that are queries (EncodeRequest), the other texts want CLASSIFY.
 
         Raises Overloaded over the budget, Unavailable when the model is ready on no engine or time runs out,
         InferenceFailed when the encoder failed on them, TooManyWeights, CancelledError when the client has left. Once

@@ -12,11 +12,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from embert.engine import Model, PackedBatch, Task, TaskOutput
+from embert.engine import PackedBatch, Task, TaskOutput
 from embert.engine.batch import cumulative
 from embert.engine.errors import EncoderError
 from embert.server.engine_worker.lanes import Slice
-from embert.server.engine_worker.late_scores import LateScores
 from embert.server.engine_worker.loaded_model import LoadedModel
 from embert.server.engine_worker.scheduler import Batch
 from embert.server.ipc.channel import TRACE_ID_BYTES, Channel, EncodeRequest, PartialResult, TaskRows, TextRows
@@ -67,7 +66,9 @@ def pack(slices: list[Slice]) -> PackedBatch:
     # A bytearray, because torch wants a writable array.
     batch = PackedBatch(np.frombuffer(bytearray().join(ids), np.int32), np.array(ends, np.int32))
     if unusual or typed:
-        batch = _with_options(batch, slices, typed=typed)
+        if any(piece.request.message.queries for piece in slices):
+            return _with_queries(batch, slices, typed=typed)
+        batch = _with_options(batch, slices, [piece.stop - piece.start for piece in slices], typed=typed)
     return batch.sharing(_prefixes(slices)) if sharing else batch
 
 
@@ -80,15 +81,52 @@ def _prefixes(slices: list[Slice]) -> npt.NDArray[np.int32]:
     return np.stack([firsts, shared], 1)
 
 
+def pair_lengths(lengths: list[int], queries: int) -> tuple[int, list[int]]:
+    """The tokens that all pairs of a request with `queries` have in common, and those of each pair.
+
+    A pair is a query and a document. `lengths` are those of the sequences (EncodeRequest.queries).
+    """
+    if queries > 1:
+        return 0, [query + document for query, document in zip(lengths[::2], lengths[1::2], strict=True)]
+    query, *documents = lengths
+    return query if len(documents) > 1 else 0, [query + document for document in documents]
+
+
+def _with_queries(batch: PackedBatch, slices: list[Slice], *, typed: bool) -> PackedBatch:
+    """The batch of these tokens, in which texts of requests with queries are pairs: two sequences, or one after all."""
+    lengths: list[npt.NDArray[np.int32]] = []
+    for piece in slices:
+        message, start, stop = piece.request.message, piece.start, piece.stop
+        own = np.frombuffer(message.lengths, np.int32)
+        if message.queries == 1:
+            own = np.append(own[:1], own[1 + start : 1 + stop])
+        elif message.queries:
+            own = own[2 * start : 2 * stop]
+        else:
+            own = own[start:stop]
+        lengths.append(own)
+    masks = [np.zeros(len(own), np.bool_) for own in lengths]
+    for piece, mask in zip(slices, masks, strict=True):
+        if piece.request.message.queries:
+            mask[:: 2 if piece.request.message.queries > 1 else len(mask)] = True
+    batch = dataclasses.replace(batch, cu_seqlens=cumulative(np.concatenate(lengths)))
+    return _with_options(batch, slices, [*map(len, lengths)], typed=typed).with_queries(np.concatenate(masks))
+
+
 def _span(values: bytes, piece: Slice) -> bytes:
     """The values, int32, of a slice's tokens."""
-    offsets = piece.request.offsets
-    return values[_ID_BYTES * offsets[piece.start] : _ID_BYTES * offsets[piece.stop]]
+    offsets, start, stop = piece.request.offsets, piece.start, piece.stop
+    first, last = offsets[start], offsets[stop]
+    if not piece.request.message.queries:
+        return values[_ID_BYTES * first : _ID_BYTES * last]
+    shared = piece.request.prefix  # pairs have it in common, and the message has it once
+    first, last = first - shared * (start - 1), last - shared * (stop - 1)
+    return values[: _ID_BYTES * shared] + values[_ID_BYTES * first : _ID_BYTES * last]
 
 
-def _with_options(batch: PackedBatch, slices: list[Slice], *, typed: bool) -> PackedBatch:
+def _with_options(batch: PackedBatch, slices: list[Slice], sizes: list[int], *, typed: bool) -> PackedBatch:
+    """The batch with the options of its slices; `sizes` are their sequences."""
     messages: list[EncodeRequest] = [piece.request.message for piece in slices]
-    sizes = [piece.stop - piece.start for piece in slices]
     token_types: npt.NDArray[np.int32] | None = None
     if typed:
         types = [
@@ -260,13 +298,11 @@ class Responder:
         started: float,
         ended: float,
         most_weights: int,
-        model: Model | None = None,
     ) -> None:
         """Send the rows of each task, in the order of the slices, to the requests that they belong to.
 
         A row that is not finite fails only its request. A request with more than `most_weights` weights in its sparse
-        vectors fails, too: their number is not known before the forward. A request with queries gets the scores that
-        the head of its `model` for late interaction gives its documents, in place of their rows.
+        vectors fails, too: their number is not known before the forward.
         """
         all_finite = {task: bool(np.isfinite(output.values.sum(dtype=np.float64))) for task, output in rows.items()}
         if len(rows) == 1 and all(all_finite.values()):
@@ -295,17 +331,6 @@ class Responder:
                     failure = PartialResult.failure(message.id, "weights", str(request.weights))
                     outgoing.setdefault(request.channel, []).append(failure)
                     continue
-            if message.queries and model is not None and model.heads.multi_vector is not None:
-                if request.scores is None:
-                    request.scores = LateScores(message, model.heads.multi_vector)
-                times = started - message.admitted, ended - started
-                outgoing.setdefault(request.channel, []).extend(
-                    PartialResult(
-                        message.id, done.start, len(scores), [TaskRows(int(Task.MULTI), scores.tobytes())], *times
-                    )
-                    for done, scores in request.scores.add(piece, parts[Task.MULTI])
-                )
-                continue
             part = PartialResult(
                 message.id,
                 piece.start,

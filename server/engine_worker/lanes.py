@@ -36,14 +36,13 @@ SMALL_PART = 2  # small requests go first in a batch divided by this while large
 class Request:
     """All texts of one HTTP request.
 
-    `channel`, `message`, `weights` and `scores` belong to the caller; the scheduler does not read them. `lengths` are
-    the tokens of each text, all ≥ 1; the first `prefix` of them are common to all texts. `deadline` is on the caller's
-    clock.
+    `channel`, `message` and `weights` belong to the caller; the scheduler does not read them. `lengths` are the tokens
+    of each text, all ≥ 1; the first `prefix` of them are common to all texts. `deadline` is on the caller's clock.
     """
 
     __slots__ = (
         "channel", "counted", "deadline", "deficit", "has_quantum", "key", "least", "lengths", "low_priority",
-        "message", "model", "offsets", "prefix", "scores", "shared", "taken", "texts", "tokens", "weights",
+        "message", "model", "offsets", "prefix", "shared", "taken", "texts", "tokens", "weights",
     )  # fmt: skip
 
     def __init__(
@@ -61,7 +60,6 @@ class Request:
         self.deadline, self.low_priority = deadline, low_priority
         self.channel, self.message = channel, message
         self.weights = 0  # number in its sparse vectors so far
-        self.scores: Any = None  # LateScores of a request with queries
         self.texts = len(lengths)
         # Prefix sums of lengths, [texts + 1]. Most requests have one text, for which `accumulate` is slow.
         self.offsets = [0, lengths[0]] if self.texts == 1 else list(accumulate(lengths, initial=0))

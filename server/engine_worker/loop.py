@@ -254,7 +254,7 @@ class EngineLoop:
         else:
             self._health.succeeded()
             model.throughput.add_batch(flight.seconds, batch.counted)
-            self._responder.send_rows(batch.slices, rows, flight.began, flight.ended, MAX_RESPONSE_WEIGHTS, model.model)
+            self._responder.send_rows(batch.slices, rows, flight.began, flight.ended, MAX_RESPONSE_WEIGHTS)
             self._observe(flight)
             if self._tracer is not None:
                 self._tracer.record(flight)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Hashable
 
 import numpy as np
 
-from embert.server.engine_worker.batches import batch_of
+from embert.server.engine_worker.batches import batch_of, pair_lengths
 from embert.server.engine_worker.lanes import Request
 from embert.server.engine_worker.loaded_model import LoadedModel
 from embert.server.engine_worker.scheduler import Batch, Scheduler
@@ -97,6 +97,9 @@ class WorkQueue:
         tokens = len(message.ids) // _ID_BYTES
         one_text = len(message.lengths) == _ID_BYTES  # most requests
         lengths = [tokens] if one_text else np.frombuffer(message.lengths, np.int32).tolist()
+        prefix = message.prefix
+        if message.queries:  # a query and a document are one text
+            prefix, lengths = pair_lengths(lengths, message.queries)
         tokens -= message.prefix * (len(lengths) - 1)
         if not message.low_priority:
             self._interactive_at = now
@@ -122,7 +125,7 @@ class WorkQueue:
                     message.low_priority,
                     channel,
                     message,
-                    message.prefix,
+                    prefix,
                 )
             )
         except ValueError as error:

@@ -85,11 +85,10 @@ async def score_pairs(
         check_pair_instruction(handle.model, instruction)
         context.hold(2 * len(instruction) * len(seconds), "the pairs with their instruction")
     if handle.scorer is None:
-        encoded, is_query = await context.tokenize_roles(TextPairs(firsts, seconds), options)
-        result = await context.run(encoded, Task.MULTI, queries=is_query.tobytes())
-        return result.vectors[~is_query, 0], encoded
-    encoded = await context.tokenize_pairs(TextPairs(firsts, seconds, instruction or ""), options)
-    result = await context.run(encoded, Task.CLASSIFY)
+        encoded = await context.tokenize_roles(TextPairs(firsts, seconds), options)
+    else:
+        encoded = await context.tokenize_pairs(TextPairs(firsts, seconds, instruction or ""), options)
+    result = await context.run(encoded, Task.CLASSIFY, queries=len(firsts) if handle.scorer is None else 0)
     return result.vectors[:, 0], encoded
 
 

@@ -20,7 +20,7 @@ from embert.engine.batch import cumulative
 from embert.engine.encode_batches import gathered
 from embert.engine.heads.late_interaction import multi_vector_mask, pooled_texts
 from embert.engine.options import check_instruction_tokens
-from embert.engine.tokenization.encoded import EncodedSpans, TokenizeOptions
+from embert.engine.tokenization.encoded import EncodedSpans, TokenizeOptions, joined
 from embert.server.config import option_name
 from embert.server.engine_client.router import EncodeResult, TooManyWeights
 from embert.server.http.errors import Invalid, PayloadTooLarge, RequestError, describe_name
@@ -30,7 +30,7 @@ from embert.server.observability.request_record import RequestRecord
 from embert.server.protocols.serialization import raw_rows
 from embert.server.registry.model_handle import BYTES_A_WEIGHT, Capability, ModelHandle
 from embert.server.registry.model_registry import ModelSelector
-from embert.server.registry.tokenizing import InputTexts, TextPairs, joined
+from embert.server.registry.tokenizing import InputTexts, TextPairs
 from embert.server.request.known_fields import TranslatedFields, header_value
 from embert.server.request.large_bodies import LARGE, SplitIds, check_values, memory_of, split_ids
 from embert.server.request.request_body import RequestBody, TextsAndIds, parse, validate
@@ -317,11 +317,10 @@ class RequestContext:
 
         return await self._encode(encode, texts, least, handle.limits.check_pair_tokens, options.second_param, options)
 
-    async def tokenize_roles(self, texts: TextPairs, options: TokenizeOptions) -> tuple[Encoded, npt.NDArray[np.bool_]]:
+    async def tokenize_roles(self, texts: TextPairs, options: TokenizeOptions) -> Encoded:
         """Queries and documents of late interaction, which the caller has counted, to packed ids.
 
-        Each query stands before its documents; the mask says which sequences are queries. Bounds and errors are those
-        of `tokenize`, for each text.
+        Each query stands before its documents. Bounds and errors are those of `tokenize`, for each text.
         """
         handle, documents = self.handle, cast("list[str]", texts.seconds)
         cuts = handle.config.auto_truncate if options.truncate is None else options.truncate
@@ -354,7 +353,7 @@ class RequestContext:
         encoded: Encoded = await self._encode(encode, all_texts, least, check, options.second_param)
         queries, count = len(texts.firsts), encoded.sequences
         order = np.arange(count) if queries == 1 else np.arange(count).reshape(2, queries).T.reshape(-1)
-        return gathered(encoded, order, cumulative(encoded.lengths)), order < queries
+        return gathered(encoded, order, cumulative(encoded.lengths))
 
     def _read_texts(self, inputs: TextsAndIds, param: str) -> InputTexts:
         self._param = param
@@ -407,7 +406,7 @@ class RequestContext:
         *,
         dimensions: int = 0,
         normalize: bool = True,
-        queries: bytes = b"",
+        queries: int = 0,
     ) -> EncodeResult:
         """The rows of the tasks for what `tokenize` gave, through an engine; see Router.encode.
 
@@ -416,7 +415,7 @@ class RequestContext:
         """
         handle = self.handle
         # The operators of flags cost ten times as much.
-        only_one_each = tasks == Task.EMBED or tasks == Task.CLASSIFY or queries != b"" or tasks >= Task.DECIDE
+        only_one_each = tasks == Task.EMBED or tasks == Task.CLASSIFY or tasks >= Task.DECIDE
         size = 0 if queries else handle.response_bytes(encoded, tasks, dimensions)
         if size > SMALL_BYTES and self.wants_raw:
             size //= 2

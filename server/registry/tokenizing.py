@@ -276,12 +276,6 @@ def interleaved(are_single: Sequence[bool], singles: Encoded, others: Encoded) -
     return Encoded(np.concatenate(ids), lengths, singles.truncated + others.truncated, types)
 
 
-def joined(parts: Sequence[Encoded]) -> Encoded:
-    """The sequences of each part, one part after the other; none has token types."""
-    ids, lengths = (np.concatenate([getattr(part, name) for part in parts]) for name in ("ids", "lengths"))
-    return Encoded(ids, lengths, sum(part.truncated for part in parts))
-
-
 # --- the tokenizer's threads ---
 
 

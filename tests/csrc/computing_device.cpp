@@ -646,6 +646,7 @@ EMBERT_UNCOMPUTED(embed_small, DType, const EmbeddingTables&, const OffsetsInput
                   const OffsetsCapacity&, int, void*, float2*)
 EMBERT_UNCOMPUTED(dense, const float*, int, const DenseLayer&, float*, int)
 EMBERT_UNCOMPUTED(cut_rows, const float*, const uint32_t*, const int*, int, int, float*)
+EMBERT_UNCOMPUTED(max_sims, DType, const void*, int, const int*, int, int, float*)
 EMBERT_UNCOMPUTED(token_weights, DType, const RowView&, const Norm&, float, const int*, int, int, const float*,
                   const float*, float*)
 EMBERT_UNCOMPUTED(count_pairs, const float*, int, int, int, int*, int*)

@@ -18,7 +18,8 @@ from embert import engine
 from embert.engine.batch import PackedBatch, TaskOutput, cumulative
 from embert.engine.encoders.cuda.encoder import CudaEncoder
 from embert.engine.errors import EncoderError
-from embert.engine.heads.description import Classifier, Heads, Layer, MultiVector, TokenWeights
+from embert.engine.heads.description import Classifier, Heads, Layer, MultiVector, Role, TokenWeights
+from embert.engine.heads.late_interaction import NO_VECTORS, Scoring
 from embert.engine.heads.pooling import Dense
 from embert.engine.heads.token_rows import token_weight_rows
 from embert.engine.model import Model
@@ -302,3 +303,63 @@ def test_logits_of_tokens(tmp_path: Path, random: np.random.Generator, case: str
     assert found.values.shape == expected.shape
     assert found.counts.tolist() == [len(sequence) for sequence in sequences]
     assert relative_error(found.values, expected) <= limit
+
+
+@pytest.mark.parametrize(("gemm", "dtype"), [("auto", "float16"), ("auto", "bfloat16"), ("cublaslt", "float32")])
+@pytest.mark.parametrize("mean", [False, True])
+def test_scores_are_those_of_the_vectors(
+    folder: Path, random: np.random.Generator, gemm: str, dtype: str, mean: bool
+) -> None:
+    """Alone or in a batch, with queries of up to four parts, and with texts that request vectors."""
+    if gemm == "cublaslt":
+        with_cublaslt(folder, "cls").close()
+    skipped = (1996, 1012)
+    head = MultiVector(MULTI, skips_first=True, document=Role(skipped=skipped), mean_of_query=mean)
+    model = engine.load_model(str(folder))
+    model = dataclasses.replace(model, heads=Heads(multi_vector=head), embeds=False, after_pooling=())
+    ours = CudaEncoder(model, max_batch_tokens=16384, gemm=gemm, dtype=dtype)
+    queries = [32, 1, 33, 34, 100, 128]
+    lengths = np.array([*queries, *LENGTHS, *random.integers(1, 300, 40)])
+    is_query = np.arange(len(lengths)) < len(queries)
+    order = np.concatenate([[0], 1 + random.permutation(len(lengths) - 1)])
+    batch = packed(random, lengths[order])
+    batch.ids[random.random(batch.tokens) < 0.2] = skipped[0]
+    of_all = np.repeat(np.arange(len(lengths)), lengths[order])
+    batch.ids[of_all == int(np.flatnonzero(~is_query[order])[-1])] = skipped[1]  # a document without vectors
+    scored = batch.wanting(Task.CLASSIFY).with_queries(is_query[order])
+    scoring = Scoring.of(scored, head)
+    assert scoring is not None
+    got = run(ours, scored)[Task.CLASSIFY].values
+    vectors = run(ours, batch.wanting(Task.MULTI))
+    np.testing.assert_allclose(got, scoring.finish(vectors)[Task.CLASSIFY].values, rtol=2e-5, atol=2e-5)
+    assert got.min() == NO_VECTORS
+    asked = np.maximum.accumulate(np.where(is_query[order], np.arange(len(lengths)), 0))
+    for number, document in enumerate(scored.sequences_of(Task.CLASSIFY)):
+        pair = scored.taken(np.array([asked[document], document]))
+        assert agrees(ours, run(ours, pair)[Task.CLASSIFY].values, got[number : number + 1]), number
+    assert scored.tasks is not None
+    half = (random.random(len(lengths)) < 0.5) & ~is_query[order]
+    mixed = dataclasses.replace(scored, tasks=np.where(half, np.uint8(Task.MULTI), scored.tasks))
+    outputs = run(ours, mixed)
+    assert same(ours, outputs[Task.MULTI], vectors[Task.MULTI].taken(np.flatnonzero(half)))
+    assert agrees(ours, outputs[Task.CLASSIFY].values, got[~half[scored.sequences_of(Task.CLASSIFY)]])
+    ours.close()
+
+
+def test_scores_that_the_extension_refuses(folder: Path, random: np.random.Generator) -> None:
+    model = dataclasses.replace(
+        engine.load_model(str(folder)), heads=Heads(multi_vector=MultiVector(MULTI)), embeds=False, after_pooling=()
+    )
+    ours = CudaEncoder(model, max_batch_tokens=1024)
+    batch = packed(random, np.array([4, 6]))
+    tasks, rows = np.array([0, int(Task.CLASSIFY)], np.uint8), np.arange(10, dtype=np.int32)
+    for spans, tokens, named in (
+        ([[0, 4, 4, 7]], rows, "4 to 11 of 10"),
+        ([[-1, 4, 4, 6]], rows, "-1 to 3"),
+        ([[0, 4, 4, 6]], rows + 1, "token 10 in a batch of 10"),
+        ([[0, 4, 4, 6]] * 2, rows, "scores of 2 documents; 1"),
+    ):
+        arguments = batch.ids, batch.cu_seqlens, None, None, None, None, tasks, None
+        with pytest.raises(RuntimeError, match=named):
+            ours._encoders[0].submit(*arguments, np.array(spans, np.int32), tokens)
+    ours.close()

@@ -165,6 +165,8 @@ class StandInEncoder:
         norm: Any,
         tasks: Any = None,
         prefixes: Any = None,
+        spans: Any = None,
+        rows: Any = None,
     ) -> int:
         """Compute at once. Positions are only recorded, because the CPU encoder finds its own.
 
@@ -187,8 +189,15 @@ class StandInEncoder:
             if task == Task.SPARSE and self.heads.splade is not None:
                 outputs.append(self._pairs([text for text, each in zip(texts, wanted, strict=True) if task in each]))
                 continue
-            rows = [self._rows(task, text) for text, each in zip(texts, wanted, strict=True) if task in each]
-            values = np.concatenate(rows)
+            if task == Task.CLASSIFY and spans is not None:
+                vectors = self._rows(Task.MULTI, np.concatenate(texts))[rows]
+                outputs.append(
+                    (int(task), np.stack([_parts(vectors, span, int(spans[:, 1].max())) for span in spans]), None, None)
+                )
+                continue
+            values = np.concatenate(
+                [self._rows(task, text) for text, each in zip(texts, wanted, strict=True) if task in each]
+            )
             if task == Task.EMBED and self.gpu.spoil is not None:
                 values = self.gpu.spoil(values)
             outputs.append((int(task), values, None, None))
@@ -258,3 +267,13 @@ class StandInEncoder:
                 gamma, beta = self.loaded["multi.gamma", -1], self.loaded["multi.beta", -1]
                 x = LayerNorm(gamma, beta, self.config.epsilon)(x)
         return x
+
+
+def _parts(vectors: Floats, span: list[int], most: int) -> Floats:
+    """The parts of a document's score: of 32 vectors of its query each, and zeros."""
+    query, asks, document, count = span
+    parts = np.zeros(max(-(-most // 32), 1), np.float32)
+    products = vectors[query : query + asks] @ vectors[document : document + count].T
+    for first in range(0, asks, 32):
+        parts[first // 32] = products[first : first + 32].max(1, initial=-np.inf).sum()
+    return parts

@@ -18,7 +18,18 @@ from embert.engine.batch import PackedBatch
 from embert.engine.encoders.cuda.encoder import CudaEncoder
 from embert.engine.encoders.cuda.heads import without_padding
 from embert.engine.errors import BrokenModel, EncoderError, UnsupportedModel
-from embert.engine.heads.description import Classifier, Heads, Layer, MultiVector, Norm, Splade, TokenWeights
+from embert.engine.heads.description import (
+    Classifier,
+    Heads,
+    Layer,
+    MultiVector,
+    Norm,
+    Role,
+    Splade,
+    TokenPooling,
+    TokenWeights,
+)
+from embert.engine.heads.late_interaction import NO_VECTORS, max_sim, pooled
 from embert.engine.memory_estimate import estimate_memory
 from embert.engine.model import Model
 from embert.engine.tasks import Task
@@ -223,3 +234,32 @@ def test_a_text_that_wants_more_than_classes_keeps_no_padding_in_silence() -> No
     batch = dataclasses.replace(engine.pack([np.array([1, 2], np.int32), np.array([3, 9], np.int32)]), tasks=tasks)
     with pytest.raises(EncoderError, match=r"sequence 1 .*\(9\)"):
         without_padding(batch, PADDING)
+
+
+@pytest.mark.parametrize("pooling", [None, TokenPooling(2, 0, True)])
+@pytest.mark.parametrize("mean", [False, True])
+def test_scores_of_documents_with_the_last_query_before_them(
+    model: Model, make: Make, pooling: TokenPooling | None, mean: bool
+) -> None:
+    """On the device, or from its vectors on the host; texts that want vectors may be between them."""
+    head = MultiVector((COLBERT,), document=Role(skipped=(7,), pooling=pooling), mean_of_query=mean)
+    late = dataclasses.replace(model, heads=Heads(multi_vector=head), embeds=False, after_pooling=())
+    encoder, gpu = make(late)
+    random = np.random.default_rng(0)
+    lengths, is_query = [40, 5, 9, 3, 33, 6, 4], np.array([1, 0, 0, 1, 0, 0, 0], np.bool_)
+    ids = [random.integers(5, 30, length).astype(np.int32) for length in lengths]
+    ids[-1][:] = 7
+    tasks = np.array([4, 4, 16, 4, 4, 4, 4], np.uint8)
+    batch = dataclasses.replace(engine.pack(ids), tasks=tasks).with_queries(is_query)
+    outputs = encoder.wait(encoder.submit(batch))
+    vectors = encoder.wait(encoder.submit(engine.pack(ids).wanting(Task.MULTI)))[Task.MULTI]
+    np.testing.assert_array_equal(outputs[Task.MULTI].values, vectors.slice(2, 3).values)
+    expected = []
+    for query, document in ((0, 1), (3, 4), (3, 5), (3, 6)):
+        own = pooled(vectors.slice(document, document + 1).values[ids[document] != 7], head.document)
+        expected.append(max_sim(vectors.slice(query, query + 1).values, own, head))
+    np.testing.assert_allclose(outputs[Task.CLASSIFY].values[:, 0], expected, rtol=1e-5)
+    assert expected[-1] == NO_VECTORS
+    assert (Task.CLASSIFY in gpu.batches[-2][-1]) == (pooling is None)
+    with pytest.raises(EncoderError, match="sequence 1 has no query"):
+        encoder.submit(dataclasses.replace(batch, is_query=np.zeros(len(ids), np.bool_)))

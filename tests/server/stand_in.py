@@ -30,6 +30,7 @@ import numpy.typing as npt
 
 from embert.engine import Encoder, PackedBatch, Task, TaskOutput
 from embert.engine.errors import BrokenModel, EncoderError, EncoderLost
+from embert.engine.heads.late_interaction import Scoring
 from embert.engine.model import Model
 
 # Ids that are orders. All are [unused…] in BERT's vocabulary: no text has them.
@@ -60,6 +61,7 @@ class StandIn(Encoder):
         self.width = model.width
         self.hidden_size = model.config.hidden_size
         heads = model.heads
+        self._scores = model.late_interaction
         self._columns = {
             Task.EMBED: self.width,
             Task.TOKENS: self.hidden_size,
@@ -107,6 +109,9 @@ class StandIn(Encoder):
             raise EncoderLost("the stand-in was told to be lost")
         if FAIL in orders:
             raise EncoderError("the stand-in was told to fail")
+        scoring = Scoring.of(batch, self._scores)
+        if scoring is not None:
+            batch = batch.wanting(Task.MULTI)
         response = {}
         for task in batch.wanted:
             rows = [self._rows(task, batch, int(index)) for index in batch.sequences_of(task)]
@@ -114,7 +119,7 @@ class StandIn(Encoder):
                 if orders[index] == NAN:
                     row.values[0, row.values.shape[1] // 2] = np.nan
             response[task] = TaskOutput.joined(rows)
-        return response
+        return response if scoring is None else scoring.finish(response)
 
     def _rows(self, task: Task, batch: PackedBatch, index: int) -> TaskOutput:
         """The rows of one sequence."""

@@ -33,6 +33,7 @@ from embert.engine.encoders.positions import padding_positions
 from embert.engine.errors import EncoderError, UnsupportedModel
 from embert.engine.heads.description import LabelDecider, MarkerDecider
 from embert.engine.heads.embedding import EmbeddingHead
+from embert.engine.heads.late_interaction import Scoring
 from embert.engine.host import cpu_name, keep_freed_memory, usable_cores, usable_cpus
 from embert.engine.model import Model
 from embert.engine.tasks import ALL_TASKS, NO_SHARING, Sharing, Task
@@ -66,6 +67,7 @@ class Ticket:
     normalize: npt.NDArray[np.bool_] | None  # [B] likewise
     prompt_tokens: Ints | None  # [B] shortest first: first ones of each sequence, that are not pooled
     prefixes: Ints | None = None  # [B, 2] of PackedBatch; then sequences are sorted by prefix, and then by length
+    scoring: Scoring | None = None  # then all sequences want MULTI
 
     def wanting(self, task: Task) -> npt.NDArray[np.bool_]:
         """Mask of the sequences that want a task: [B], shortest first."""
@@ -106,7 +108,7 @@ class CpuEncoder(Encoder):
         self.width = model.width
         self.hidden_size = model.config.hidden_size
         self._budget = max_batch_tokens or MAX_BATCH_TOKENS
-        self.max_batch_tokens = max(self._budget, model.max_input_length)
+        self.max_batch_tokens = max(self._budget, model.undivided_tokens)
         self._config = model.config
         self._position_padding_id = model.config.padding_id
         self._has = model.tasks
@@ -121,6 +123,7 @@ class CpuEncoder(Encoder):
         self.sharing = Sharing(shared_tasks(model), self._padding_id) if self.has_prefixes else NO_SHARING
         head = model.heads.multi_vector
         self._unattended = None if head is None else head.unattended
+        self._scores = model.late_interaction
         keep_freed_memory()
         self._pool = ThreadPoolExecutor(self._threads, thread_name_prefix="embert-forward")
         checkpoint = Checkpoint.open(model)
@@ -162,6 +165,9 @@ class CpuEncoder(Encoder):
                 f"a batch of {batch.tokens} tokens is over this encoder's limit of {self.max_batch_tokens}"
             )
         batch.check(self._has, self.width, self._adapters, self.sharing.tasks)
+        scoring = Scoring.of(batch, self._scores)
+        if scoring is not None:
+            batch = batch.wanting(Task.MULTI)
         starts = batch.cu_seqlens[:-1].astype(np.int64)
         lengths = np.diff(batch.cu_seqlens).astype(np.int64)
         whole = lengths if batch.prefixes is None else lengths + batch.prefixes[:, 1]
@@ -201,11 +207,13 @@ class CpuEncoder(Encoder):
             normalize=None if batch.normalize is None else batch.normalize.copy(),
             prompt_tokens=None if batch.prompt_tokens is None else batch.prompt_tokens[order].astype(np.int64),
             prefixes=prefixes,
+            scoring=scoring,
         )
 
     def wait(self, ticket: Ticket) -> dict[Task, TaskOutput]:
         try:
-            return self._forward(ticket)
+            rows = self._forward(ticket)
+            return rows if ticket.scoring is None else ticket.scoring.finish(rows)
         except Exception as error:
             longest = int(ticket.lengths.max(initial=0))
             raise EncoderError(

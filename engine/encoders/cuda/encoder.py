@@ -40,6 +40,7 @@ from embert.engine.encoders.self_test import mismatch, self_test_ids, vector_of
 from embert.engine.errors import EncoderError, EncoderLost, HeadMisfit, Misfit, UnsupportedModel
 from embert.engine.heads.description import LabelDecider
 from embert.engine.heads.embedding import EmbeddingHead
+from embert.engine.heads.late_interaction import Scoring
 from embert.engine.model import Model
 from embert.engine.models.encoder_config import EncoderConfig
 from embert.engine.tasks import NO_TASK, Sharing, Task
@@ -84,6 +85,7 @@ class InFlightSlice:
     part: AdapterSlice
     layout: Layout
     host_batch: PackedBatch | None = None  # of a batch whose embeddings the host computes
+    scoring: Scoring | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +138,9 @@ class CudaEncoder(Encoder):
         self.width = model.width
         self._budget = DEFAULT_MAX_BATCH_TOKENS if max_batch_tokens is None else max_batch_tokens
         # A longer text is a separate batch.
-        self.max_batch_tokens = max(self._budget, model.max_input_length) if max_batch_tokens is None else self._budget
+        self.max_batch_tokens = self._budget
+        if max_batch_tokens is None or model.late_interaction is not None:
+            self.max_batch_tokens = max(self._budget, model.undivided_tokens)
         self._checkpoint = Checkpoint.open(model)
         self._config = model.config
         self.dtype, dtype_reason = chosen_dtype(dtype, model, self._checkpoint)
@@ -145,6 +149,7 @@ class CudaEncoder(Encoder):
         )
         self._host_embedding = HostEmbedding(model) if shapes.embeds_on_the_host(model) else None
         self._device_logits = DeviceLogits.of(model)
+        self._scores_on_the_host = shapes.scores_on_the_host(model)
         classifier = model.heads.classifier
         self._padding_id = None if classifier is None else classifier.padding_id
         self.sharing = Sharing(
@@ -295,8 +300,13 @@ class CudaEncoder(Encoder):
                     device_batch, host_batch = host.device_batch(device_batch), host.host_batch(device_batch)
                 if self._device_logits is not None:
                     device_batch = self._device_logits.device_batch(device_batch)
+                scoring = Scoring.of(device_batch, self._model.late_interaction)
+                on_device = None if self._scores_on_the_host else scoring
+                if scoring is not on_device:
+                    device_batch = device_batch.wanting(Task.MULTI)
                 layout = Layout.of(device_batch, self._model)
-                flights.append(InFlightSlice(self._start(part, device_batch), part, layout, host_batch))
+                number = self._start(part, device_batch, on_device)
+                flights.append(InFlightSlice(number, part, layout, host_batch, scoring))
         except EncoderError:
             _, failure = self._collect(flights)  # their slots are needed again
             if isinstance(failure, EncoderLost):
@@ -304,7 +314,7 @@ class CudaEncoder(Encoder):
             raise
         return Ticket(tuple(flights))
 
-    def _start(self, part: AdapterSlice, batch: PackedBatch) -> int:
+    def _start(self, part: AdapterSlice, batch: PackedBatch, scoring: Scoring | None) -> int:
         """Submit a part's batch to the extension. Returns the extension's number for it."""
         config = self._config
         tasks, normalize = batch.tasks, batch.normalize
@@ -321,6 +331,8 @@ class CudaEncoder(Encoder):
                     _contiguous(normalize, np.bool_),
                     _contiguous(tasks, np.uint8),
                     _contiguous(batch.prefixes, np.int32),
+                    None if scoring is None else _contiguous(scoring.spans, np.int32),
+                    None if scoring is None else scoring.rows,
                 )
             )
         except (self._cuda.Refused, self._cuda.Lost) as error:
@@ -356,6 +368,8 @@ class CudaEncoder(Encoder):
                 rows = self._host_classifier.finish(rows)
             if self._host_embedding is not None and flight.host_batch is not None:
                 rows = self._host_embedding.finish(rows, flight.host_batch)
+            if flight.scoring is not None:
+                rows = flight.scoring.finish(rows)
             outputs.append(rows)
         return outputs, failure
 

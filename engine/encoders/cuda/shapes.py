@@ -33,6 +33,7 @@ MOST_EXPERTS = 32
 MOST_FLOAT32_COLUMNS, MOST_FLOAT32_RMS_COLUMNS = 1024, 2048
 MOST_HEAD_COLUMNS, MOST_FLOAT32_HEAD_COLUMNS, MOST_SHARED_HEAD_COLUMNS = 512, 256, 256
 MOST_INT8_COLUMNS, MOST_INT8_INNER = 1024, 8192
+MOST_SCORED_COLUMNS = 256  # of multi-vectors
 HEAD_ACTIVATIONS = ("identity", "tanh", "relu", "sigmoid", "gelu", "gelu_tanh")
 _NOT_RUN = ", which the CUDA encoder does not run"
 _LABEL_STEP = 8
@@ -318,6 +319,12 @@ def host_head(model: Model) -> Classifier | None:
 def classifies_on_the_host(model: Model) -> bool:
     """True if the extension only pools for the classification head, or for that of decisions."""
     return host_head(model) is not None
+
+
+def scores_on_the_host(model: Model) -> bool:
+    """True if the extension returns multi-vectors, and the host scores documents with queries."""
+    head = model.late_interaction
+    return head is not None and (head.pools or head.columns > MOST_SCORED_COLUMNS)
 
 
 def pools_on_the_host(model: Model) -> bool:

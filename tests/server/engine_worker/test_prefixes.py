@@ -91,6 +91,7 @@ def test_a_packed_batch_has_a_prefix_once() -> None:
             normalize=True,
             tasks=1,
             adapter=-1,
+            queries=0,
             prompt_tokens=0,
         )
         start = len(own) // 3

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import itertools
 import random
-from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
 
-from embert.engine import Model, Task, TaskOutput
-from embert.engine.batch import cumulative
-from embert.engine.heads.description import Heads, Layer, MultiVector, Role
-from embert.engine.heads.late_interaction import NO_VECTORS
-from embert.server.engine_worker.batches import Responder
-from embert.server.engine_worker.lanes import Request
-from embert.server.ipc.channel import EncodeRequest, PartialResult
+from embert.engine import Task
+from embert.server.engine_worker.batches import pack, pair_lengths
+from embert.server.engine_worker.lanes import Request, Slice
+from embert.server.ipc.channel import EncodeRequest
 from tests.server.live import Live
 from tests.server.refusals import check_refused
 
@@ -82,45 +78,34 @@ def test_limits_and_refusals(late_interaction: Live) -> None:
     check_refused(late_interaction.post("/predict", {"inputs": "a"}), 424, ("classify", "multi_vector, rerank"))
 
 
-SKIPPED = 9
-HEAD = MultiVector((Layer("linear", "", 4, 4, False, "identity"),), document=Role(skipped=(SKIPPED,)))
-MODEL = cast("Model", SimpleNamespace(heads=Heads(multi_vector=HEAD)))
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_slices_in_any_order(seed: int) -> None:
-    chance = random.Random(seed)
-    is_query = [True, *(chance.random() < 0.3 for _ in range(15))]
-    lengths = [chance.randint(1, 4) for _ in is_query]
-    generator = np.random.default_rng(seed)
-    texts = [generator.standard_normal((length, 4)).astype(np.float32) for length in lengths]
-    ids = [np.full(length, 1, np.int32) for length in lengths]
-    ids[-1][:] = SKIPPED
-    message = EncodeRequest(
-        7, Task.MULTI, np.concatenate(ids).tobytes(), np.array(lengths, np.int32).tobytes(), b"", 0, True, 60.0, 0.0,
-        queries=np.array(is_query).tobytes(),
-    )  # fmt: skip
-    request = Request(7, lengths, channel="x", message=message)
-    bounds = [0, *sorted(chance.sample(range(1, 16), 5)), 16]
-    pieces = [request.piece(start, stop) for start, stop in itertools.pairwise(bounds)]
-    chance.shuffle(pieces)
-    sent: list[PartialResult] = []
-    responder = Responder(lambda _, parts: sent.extend(parts), lambda _: None)
-    for piece in pieces:
-        own = texts[piece.start : piece.stop]
-        rows = TaskOutput(np.concatenate(own), cumulative(np.array([len(one) for one in own])))
-        responder.send_rows([piece], {Task.MULTI: rows}, 1.0, 2.0, 40, MODEL)
-    found = np.zeros(16, np.float32)
-    for part in sent:
-        found[part.first_text : part.first_text + part.texts] = np.frombuffer(part.rows[0].values, np.float32)
-    assert sorted((part.first_text, part.texts) for part in sent) == [
-        (start, stop - start) for start, stop in itertools.pairwise(bounds)
-    ]
-    expected, query = [], texts[0]
-    for text, asks in zip(texts, is_query, strict=True):
-        query = text if asks else query
-        expected.append(0.0 if asks else (query @ text.T).max(1).sum())
-    expected[-1] = 0.0 if is_query[-1] else NO_VECTORS
-    np.testing.assert_allclose(found, expected, rtol=1e-5)
-    assert len(request.scores._queries) <= len(pieces)
-    assert not request.scores._waiting
+def test_batches_have_the_queries_of_their_documents() -> None:
+    chance = random.Random(7)
+    requests: list[tuple[Request, list[list[int]], list[bool]]] = []
+    for queries, lengths in ((1, [3, 4, 1, 2, 5]), (3, [2, 4, 3, 1, 2, 2]), (0, [3, 1])):
+        ids, mask = np.arange(sum(lengths), dtype=np.int32) + 100 * queries, [False] * len(lengths)
+        mask[:: 2 if queries > 1 else len(lengths)] = [True] * queries if queries else [False]
+        message = EncodeRequest(
+            7, Task.CLASSIFY if queries else Task.MULTI, ids.tobytes(), np.array(lengths, np.int32).tobytes(), b"",
+            0, True, 60.0, 0.0, queries=queries,
+        )  # fmt: skip
+        prefix, of_texts = pair_lengths(lengths, queries) if queries else (0, lengths)
+        sequences = [text.tolist() for text in np.split(ids, np.cumsum(lengths)[:-1])]
+        requests.append((Request(queries, of_texts, message=message, prefix=prefix), sequences, mask))
+    for _ in range(30):
+        slices: list[Slice] = []
+        expected: list[tuple[list[int], bool]] = []
+        for request, sequences, mask in chance.sample(requests, 3):
+            start = chance.randrange(request.texts)
+            stop = chance.randint(start + 1, request.texts)
+            slices.append(request.piece(start, stop))
+            queries = request.message.queries
+            numbers = [*range(2 * start, 2 * stop)] if queries > 1 else [*range(start + queries, stop + queries)]
+            expected += [(sequences[number], mask[number]) for number in ([0] * (queries == 1) + numbers)]
+        batch = pack(slices)
+        assert batch.is_query is not None
+        assert batch.tasks is not None
+        sequences = [text.tolist() for text in np.split(batch.ids, batch.cu_seqlens[1:-1])]
+        assert [*zip(sequences, batch.is_query.tolist(), strict=True)] == expected
+        wanted = [0 if is_query else Task.CLASSIFY if ids[0] >= 100 else Task.MULTI for ids, is_query in expected]
+        assert batch.tasks.tolist() == wanted
+        assert batch.tokens == sum(piece.tokens for piece in slices)
