@@ -243,11 +243,11 @@ def marker_of(model: Model) -> int:
 
 
 def marked_batch(model: Model) -> tuple[PackedBatch, npt.NDArray[np.int32]]:
-    """Texts with markers at random, and the type of each."""
+    """Texts with markers at random and one at the start, and the type of each."""
     random, lengths = np.random.default_rng(4), [*LENGTHS, *np.random.default_rng(5).integers(60, 129, 40)]
     texts = random_sequences(lengths, 390, seed=6)
     for text in texts:
-        text[random.random(len(text)) < 0.1] = marker_of(model)
+        text[(random.random(len(text)) < 0.1) | (np.arange(len(text)) == 0)] = marker_of(model)
     types, tasks = random.integers(0, 3, len(texts)).astype(np.int32), np.full(len(texts), Task.DECIDE, np.uint8)
     return dataclasses.replace(engine.pack(texts), token_types=np.repeat(types, lengths), tasks=tasks), types
 
