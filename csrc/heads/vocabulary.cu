@@ -1,11 +1,10 @@
 // The logarithm of the sum of the exponentials of a row's logits of a whole vocabulary, without the logits in memory.
 //
-// A block multiplies up to 128 rows by 128 rows of the matrix, and writes each row's largest logit and the sum of the
+// A block multiplies up to 64 rows by 128 rows of the matrix, and writes each row's largest logit and the sum of the
 // exponentials of the others less that. A second kernel combines these parts in a fixed order. A sum of products has
-// the same order in blocks of 16, 32, 64 and 128 rows, so results are batch-invariant.
+// the same order in blocks of 16, 32 and 64 rows, so results are batch-invariant.
 //
-// Roofline for up to 32 rows: one read of the matrix; 311 MB for 151 936 rows of 1 024 in 16 bits, 65 µs at 4.8 TB/s.
-// More rows are limited by what blocks read from the L2 cache, hence larger blocks.
+// Roofline for up to 64 rows: one read of the matrix; 311 MB for 151 936 rows of 1 024 in 16 bits, 65 µs at 4.8 TB/s.
 
 #include <algorithm>
 #include <cmath>
@@ -202,8 +201,8 @@ Status vocabulary_mass(DType dtype, const float* x, int rows, const void* matrix
     const T* const from = std::is_same_v<T, float> ? reinterpret_cast<const T*>(x) : reinterpret_cast<T*>(scratch);
     for (int done = 0; done < rows;) {
       const int some = int(std::min<size_t>(rows - done, fitting));
-      const int tiles = some <= 16 ? 1 : some <= 32 ? 2 : some <= 64 ? 4 : 8;
-      EMBERT_TRY((with_constant<1, 2, 4, 8>(tiles, [&](auto row_tiles) -> Status {
+      const int tiles = some <= 16 ? 1 : some <= 32 ? 2 : 4;
+      EMBERT_TRY((with_constant<1, 2, 4>(tiles, [&](auto row_tiles) -> Status {
         constexpr int kRowTiles = decltype(row_tiles)::value, kBytes = kStages * kStageBytes<kRowTiles>;
         const auto kernel = vocabulary_parts_kernel<T, kRowTiles>;
         EMBERT_TRY(allow_shared_memory(kernel, kBytes, sizeof(float2) * kWarps * kRowTiles * 16));
