@@ -154,6 +154,9 @@ class Pairs:
         if self._end is None:
             self._end = self._template_end(pair_text)
         end, whole, plain = self._end, firsts, pair_text
+        # A text that may be cut is not read whole: it may have no split point that keeps ids.
+        if cuts and options.only_first and any(len(first) > chunking.part for first in firsts):
+            return (yield from self._fit_in_template(plain, whole, seconds, limit, options, chunking))
         added = truncated = 0
         if options.instruction is not None:
             pair_text = yield from self._instructed(pair_text, options, limit - len(end) // ID_BYTES, chunking)
@@ -195,10 +198,7 @@ class Pairs:
                 if not cuts:
                     raise too_long(index, tokens, self._limit, options.second_param, what="pair")
                 if options.only_first:
-                    fitted = yield from self._fit(plain, whole, seconds, limit, options, chunking)
-                    again = dataclasses.replace(options, only_first=False)
-                    encoded = yield from self._in_template(plain, fitted, seconds, again, chunking)
-                    return encoded if fitted == whole else dataclasses.replace(encoded, truncated=len(seconds))
+                    return (yield from self._fit_in_template(plain, whole, seconds, limit, options, chunking))
                 kept = _cut(body, limit, options.direction or self._backend.direction)
                 bodies.append(kept[: len(kept) - len(end)] + end)
                 truncated += 1
@@ -257,6 +257,21 @@ class Pairs:
         lengths = np.array([len(row) for row in rows], np.int32)
         ids = np.concatenate([np.zeros(0, np.int32), *rows])
         return Encoded(ids, lengths, truncated, np.repeat(np.array(types, np.int32), lengths))
+
+    def _fit_in_template(
+        self,
+        pair_text: PairText,
+        firsts: Sequence[str],
+        seconds: Sequence[str],
+        limit: int,
+        options: TokenizeOptions,
+        chunking: Chunking,
+    ) -> Chunks[Encoded]:
+        """Pairs whose first texts are cut by `_fit`. If one is cut, all pairs count as truncated."""
+        fitted = yield from self._fit(pair_text, firsts, seconds, limit, options, chunking)
+        again = dataclasses.replace(options, only_first=False)
+        encoded = yield from self._in_template(pair_text, fitted, seconds, again, chunking)
+        return encoded if fitted == firsts else dataclasses.replace(encoded, truncated=len(seconds))
 
     def _fit(
         self,

@@ -175,6 +175,8 @@ def test_long_state_of_a_language_model_is_cut_and_the_question_stays(tmp_path: 
                 (text,) = tokenizer.decode([ids.tolist()])
                 assert ("the question", "another")[number] in text
         assert 500 < cut.lengths.max() <= 512
+        bounded = engine.Tokenizer(loaded.model, most_unbroken=40_000)
+        assert bounded.encode_pairs(["a" * 100_000], ["the question"], options).truncated == 1
         with pytest.raises(InputError, match="the limit is 512"):
             loaded.decide(STATE, [Question.predicate("many words " * 600)])
 
