@@ -38,8 +38,8 @@ class PackedBatch:
     prompt_tokens: npt.NDArray[np.int32] | None = None  # [B], first tokens that are not pooled; None means all 0
     # [B, 2], of the text before a sequence's own tokens: the sequence that begins with it, and its tokens, 0 for none.
     prefixes: npt.NDArray[np.int32] | None = None  # None means all 0
-    # [B], of late interaction: queries, which want nothing themselves. A document wants CLASSIFY, its score with the
-    # last query before it.
+    # [B], of late interaction: queries, which request no task. A document requests CLASSIFY, its score with the last
+    # query before it.
     is_query: npt.NDArray[np.bool_] | None = None  # None means that no document is scored
 
     @property

@@ -82,7 +82,7 @@ def estimate_memory(
         widest = max(widest, grouped, dense)
     if isinstance(decider, LabelDecider) and on_gpu:  # rows in FP32 and parts of sums; a matrix that is not tied
         widest = max(widest, 8 * hidden // item)
-        weights += item * config.vocab_size * hidden if decider.vocabulary.name else 0
+        weights += item * config.vocab_size * hidden if decider.vocabulary.name or config.adapters else 0
     if not config.layers:  # a mapped table, and the rows of a chunk
         return MemoryEstimate(weights, MIB)
     tokens = max_batch_tokens or _BATCH_TOKENS["cuda" if on_gpu else "cpu"]

@@ -129,7 +129,7 @@ class Scoring:
             return pooled(vectors[first : first + count], self.head.query)
 
         scores = np.empty(len(self.spans), np.float32)
-        for number, (of_query, asks, first, count) in enumerate(self.spans.tolist()):
+        for number, (of_query, query_count, first, count) in enumerate(self.spans.tolist()):
             document = pooled(vectors[first : first + count], self.head.document)
-            scores[number] = max_sim(query(of_query, asks), document, self.head)
+            scores[number] = max_sim(query(of_query, query_count), document, self.head)
         return scores

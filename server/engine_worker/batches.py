@@ -93,7 +93,7 @@ def pair_lengths(lengths: list[int], queries: int) -> tuple[int, list[int]]:
 
 
 def _with_queries(batch: PackedBatch, slices: list[Slice], *, typed: bool) -> PackedBatch:
-    """The batch of these tokens, in which texts of requests with queries are pairs: two sequences, or one after all."""
+    """Marks the queries of a batch: one before all of a slice's documents, or one before each document."""
     lengths: list[npt.NDArray[np.int32]] = []
     for piece in slices:
         message, start, stop = piece.request.message, piece.start, piece.stop

@@ -80,7 +80,10 @@ class LoadedModel:
         budget = self.encoder.batch_tokens
         length = min(64, budget, self.model.max_input_length)
         full = _batch_of([length] * max(1, budget // length), self._main_task)
-        for batch in (full, self.probe, self.probe.wanting(self.model.tasks)):
+        batches = [full, self.probe, self.probe.wanting(self.model.tasks)]
+        if self.model.late_interaction is not None:
+            batches.append(_batch_of([1, 1], Task.CLASSIFY).with_queries(np.array([True, False])))
+        for batch in batches:
             self.run(batch)
         probe_s, self.full_batch_s = self._shortest_s(self.probe), self._shortest_s(full)
         self.throughput.calibrate(probe_s, max(0.0, self.full_batch_s - probe_s) / full.tokens)
@@ -109,7 +112,7 @@ class LoadedModel:
     @property
     def _longest_text_s(self) -> float:
         """Estimated duration of the longest text, from that of the largest batch."""
-        longest, counts = self.model.max_input_length, self._counts
+        longest, counts = self.model.undivided_tokens, self._counts
         counted = longest if counts is None else counts.of([longest])[0]
         return self.full_batch_s * counted / self.encoder.batch_tokens
 

@@ -149,7 +149,7 @@ class CudaEncoder(Encoder):
         )
         self._host_embedding = HostEmbedding(model) if shapes.embeds_on_the_host(model) else None
         self._device_logits = DeviceLogits.of(model)
-        self._scores_on_the_host = shapes.scores_on_the_host(model)
+        self._scores, self._scores_on_the_host = model.late_interaction, shapes.scores_on_the_host(model)
         classifier = model.heads.classifier
         self._padding_id = None if classifier is None else classifier.padding_id
         self.sharing = Sharing(
@@ -300,7 +300,7 @@ class CudaEncoder(Encoder):
                     device_batch, host_batch = host.device_batch(device_batch), host.host_batch(device_batch)
                 if self._device_logits is not None:
                     device_batch = self._device_logits.device_batch(device_batch)
-                scoring = Scoring.of(device_batch, self._model.late_interaction)
+                scoring = Scoring.of(device_batch, self._scores)
                 on_device = None if self._scores_on_the_host else scoring
                 if scoring is not on_device:
                     device_batch = device_batch.wanting(Task.MULTI)

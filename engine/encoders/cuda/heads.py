@@ -104,7 +104,7 @@ def vocabulary_tensors(model: Model, checkpoint: Checkpoint, dtype: str) -> Iter
         return
     tensor = checkpoint.vocabulary(layer)
     reason = misfit(tensor, f"{checkpoint.path}: {layer.name}.weight")
-    if reason is not None and dtype == "float16":
+    if reason is not None and dtype in ("float16", "int8"):
         raise HeadMisfit(model.model_id, f"its language model's matrix {reason}")
     if tensor.dtype in STORED_DTYPES:
         yield "vocabulary.weight", -1, tensor.array, STORED_DTYPES[tensor.dtype]
