@@ -76,11 +76,13 @@ Status check_decider(const EncoderConfig& model, const EncoderConfig* decider) {
   if (decider == nullptr) return {};
   EMBERT_TRY(decider->check());
   const TaskHeads& heads = decider->task_heads;
-  if (decider->continues && decider->hidden == model.hidden && decider->dtype == model.dtype && !decider->causal &&
-      decider->types == model.task_heads.text_types && heads.token_weights && heads.multi_columns() == model.hidden)
+  if (model.types == 0 && decider->continues && decider->hidden == model.hidden && decider->dtype == model.dtype &&
+      !decider->causal && decider->types == model.task_heads.text_types && heads.token_weights &&
+      heads.multi_columns() == model.hidden)
     return {};
   return Status::refused("a decider of ", decider->hidden, " columns and ", decider->types, " types after a model of ",
-                         model.hidden, " and ", model.task_heads.text_types, ", or without its last two products");
+                         model.hidden, " and ", model.task_heads.text_types,
+                         ", after token types, or without a product");
 }
 
 constexpr char kDecider[] = "decider.";  // the prefix of its tensors

@@ -21,7 +21,7 @@ struct MemoryUse {
 
 class Encoder {
  public:
-  // decider: null, or the layers after the model's that CLASSIFY takes, which `continues` them.
+  // decider: null, or layers that continue the model's and compute CLASSIFY.
   static Status create(const EncoderConfig& model, const EncoderOptions& options, std::unique_ptr<Encoder>& created,
                        const EncoderConfig* decider = nullptr);
   ~Encoder();

@@ -87,9 +87,8 @@ std::optional<Pooling> gathered_row(const BatchPlan& plan, const EncoderConfig& 
   const TaskOutputs& outputs = plan.outputs;
   const bool classifies = outputs.requests(bit(Task::kClassify));
   const Pooling row = classifies ? model.classifier_pooling : model.pooling;
-  if (classifies && model.task_heads.classifier.empty()) return {};  // a decider reads all rows
+  if (classifies && model.task_heads.classifier.empty()) return {};  // deciders and scores read all rows
   if (outputs.requests(Tasks(~kRowTasks)) || (row != Pooling::kCls && row != Pooling::kLast)) return {};
-  if (classifies && model.task_heads.scores()) return {};  // documents are scored with all their rows
   if (classifies && outputs.requests(bit(Task::kEmbed)) && model.pooling != row) return {};
   // With norms after both parts kX keeps the residual, and gathered rows are elsewhere.
   const bool fits = model.gathered_columns() <= 2 * model.qkv_columns(model.layers - 1) && !model.sublayer_norms;

@@ -67,7 +67,7 @@ Status token_weights(DType dtype, const RowView& x, const Norm& norm, float epsi
                      int hidden, const float* weight, const float* bias, float* y, const Stream& stream);
 
 // token_heads.cu: y[texts, columns]: weight · h + bias of each row of x [T, H] whose id is `marker`, in the order of
-// the text, then zeros. Markers past the last column count no more. chosen: [texts], the texts' sequences; null: the
+// the text, then zeros. Markers past the last column are ignored. chosen: [texts], the texts' sequences; null: the
 // first ones. weight: [hidden]; bias: [1], on the device.
 Status marker_logits(DType dtype, const void* x, const int* ids, const int* cu_seqlens, const int* chosen, int texts,
                      int marker, int hidden, const float* weight, const float* bias, int columns, float* y,
