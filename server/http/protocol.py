@@ -5,7 +5,7 @@ A connection is in exactly one state at a time, and each state has an end:
     idle        its client may ask something                     connections.py
     head        a request has begun                              HEAD_TIMEOUT_S, HEADER_LIMIT
     serving     the app reads a body, computes and responds      held_bytes.py, the request's deadline
-    lingering   the response is sent, and more comes             LingeringClose
+    lingering   the last response is sent, its client is open    LingeringClose
 
 An error in a request's head gets its response here, as JSON, counted, and after the responses to earlier requests. An
 error in a body is raised in the app's `receive`.

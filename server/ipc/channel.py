@@ -46,7 +46,7 @@ class EncodeRequest(msgspec.Struct, array_like=True):
     model: int = 0  # its number
     trace: bytes = b""  # of a sampled request: trace id, id of its span, `tracestate`
     prompt_tokens: int = 0  # first tokens of each text, which pooling leaves out
-    queries: int = 0  # sequences that are queries: the first one, for all others, or one before each other one
+    queries: int = 0  # number of queries. 1: the first sequence, for all others; more: one before each document
     prefix: int = 0  # first tokens that all texts have in common, and that a batch has once
 
 
