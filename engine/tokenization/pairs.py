@@ -267,24 +267,9 @@ class Pairs:
         options: TokenizeOptions,
         chunking: Chunking,
     ) -> Chunks[Encoded]:
-        """Pairs whose first texts are cut by `_fit`. If one is cut, all pairs count as truncated."""
-        fitted = yield from self._fit(pair_text, firsts, seconds, limit, options, chunking)
-        again = dataclasses.replace(options, only_first=False)
-        encoded = yield from self._in_template(pair_text, fitted, seconds, again, chunking)
-        return encoded if fitted == firsts else dataclasses.replace(encoded, truncated=len(seconds))
+        """Pairs whose first texts are cut to the tokens that the longest second text leaves to them.
 
-    def _fit(
-        self,
-        pair_text: PairText,
-        firsts: Sequence[str],
-        seconds: Sequence[str],
-        limit: int,
-        options: TokenizeOptions,
-        chunking: Chunking,
-    ) -> Chunks[Sequence[str]]:
-        """The first texts, each cut to the tokens that the longest second text leaves to it.
-
-        Raises InputError for a second text that leaves none.
+        If one is cut, all pairs count as truncated. Raises InputError for a second text that leaves no token.
         """
 
         def refuse(index: int, tokens: int) -> InputError:
@@ -304,9 +289,12 @@ class Pairs:
         left = limit - max(lengths, default=0) - JOINT_TOKENS
         if left < 1:
             raise refuse(lengths.index(max(lengths)), max(lengths))
-        if all(BYTES_A_CHARACTER * len(first) <= left for first in firsts):
-            return firsts
-        return (yield from self._shorten(firsts, left, options.param, chunking))
+        fitted = firsts
+        if any(BYTES_A_CHARACTER * len(first) > left for first in firsts):
+            fitted = yield from self._shorten(firsts, left, options.param, chunking)
+        again = dataclasses.replace(options, only_first=False)
+        encoded = yield from self._in_template(pair_text, fitted, seconds, again, chunking)
+        return encoded if fitted == firsts else dataclasses.replace(encoded, truncated=len(seconds))
 
     def _instructed(
         self, pair_text: PairText, options: TokenizeOptions, most: int, chunking: Chunking
