@@ -35,8 +35,8 @@ constexpr int kMaxTokens = kMaxAttentionTiles * kAttentionRows;
 // The documents that a batch scores with queries, as the task CLASSIFY of a model of late interaction.
 struct ScoredDocuments {
   int documents = 0, vectors = 0;
-  // [documents, 4] or null: no sequence is scored. Where the vectors of a document's query begin in `rows`, their
-  // number, and the same of its own.
+  // [documents, 4] or null: no sequence is scored. A row has the first index in `rows` and the number of the vectors of
+  // the document's query, then the first index and the number of the document's vectors.
   const int32_t* spans = nullptr;
   const int32_t* rows = nullptr;  // [vectors]: tokens that have a vector
 

@@ -18,7 +18,7 @@ struct LastRows {
 
 // heads.cpp: the end of a forward pass.
 Status run_heads(const DeviceModel& model, const BatchPlan& plan, const LastRows& rows, const Stream& stream);
-// The same of a decider, whose logits are those of each token `marker`.
+// heads.cpp: the end of a decider's forward pass. It computes a logit for each token with the id `marker`.
 Status run_decider_head(const DeviceModel& decider, int marker, const BatchPlan& plan, const LastRows& rows,
                         const Stream& stream);
 

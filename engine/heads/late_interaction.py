@@ -82,10 +82,11 @@ class Scoring:
     """The documents of a batch that are scored, and the vectors of each and of its query."""
 
     head: MultiVector
-    # [n, 4]: where the vectors of a document's query begin in `rows`, their number, and the same of its own.
+    # [n, 4]: the first index in `rows` and the number of the vectors of a document's query, then the first index and
+    # the number of the document's vectors.
     spans: npt.NDArray[np.int32]
     rows: npt.NDArray[np.int32]  # tokens of the batch that have a vector
-    others: npt.NDArray[np.intp]  # sequences that want their vectors
+    others: npt.NDArray[np.intp]  # sequences that request vectors
 
     @classmethod
     def of(cls, batch: PackedBatch, head: MultiVector | None) -> Scoring | None:

@@ -83,7 +83,7 @@ def outputs(
     label_mass: bool = False,
     vocabulary: Floats | None = None,
 ) -> Floats:
-    """What `computed` returns, then LABEL_MASS of the word table or of another `vocabulary`: all flat."""
+    """The flattened results of `computed`. With `label_mass`, those of LABEL_MASS follow."""
     config, decider, checkpoint = model.config, marker_decider(model), Checkpoint.open(model)
     told = [*told_fields(config), "pooling", POOLINGS[model.pooling]]
     tensors = list(layer_tensors(config, checkpoint.with_adapter(adapter), dtype == INT8))

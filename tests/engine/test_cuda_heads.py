@@ -241,7 +241,7 @@ def test_a_text_that_wants_more_than_classes_keeps_no_padding_in_silence() -> No
 def test_scores_of_documents_with_the_last_query_before_them(
     model: Model, make: Make, pooling: TokenPooling | None, mean: bool
 ) -> None:
-    """On the device, or from its vectors on the host; texts that want vectors may be between them."""
+    """On the device, or from its vectors on the host; texts that request vectors may be between them."""
     head = MultiVector((COLBERT,), document=Role(skipped=(7,), pooling=pooling), mean_of_query=mean)
     late = dataclasses.replace(model, heads=Heads(multi_vector=head), embeds=False, after_pooling=())
     encoder, gpu = make(late)

@@ -67,7 +67,7 @@ class Ticket:
     normalize: npt.NDArray[np.bool_] | None  # [B] likewise
     prompt_tokens: Ints | None  # [B] shortest first: first ones of each sequence, that are not pooled
     prefixes: Ints | None = None  # [B, 2] of PackedBatch; then sequences are sorted by prefix, and then by length
-    scoring: Scoring | None = None  # then all sequences want MULTI
+    scoring: Scoring | None = None  # where it is set, all sequences request MULTI
 
     def wanting(self, task: Task) -> npt.NDArray[np.bool_]:
         """Mask of the sequences that want a task: [B], shortest first."""

@@ -143,7 +143,7 @@ def marker_decider(model: Model) -> MarkerDecider | None:
 
 
 def describe_decider(cuda: Any, decider: MarkerDecider, dtype: str) -> Any:
-    """Return the EncoderConfig of the layers after a model's own, which its TaskHeads count the options of."""
+    """Return the EncoderConfig of the layers that follow a model's own; the model's TaskHeads have the options."""
     config = cuda.EncoderConfig()
     for name, value in encoder_fields(decider.config).items():
         setattr(config, name, value)
