@@ -29,7 +29,7 @@ class Routed:
         self.count, self.inner_columns = count, inner
         self.inner = ref.drawn(random, (count, inner, hidden), dtype, hidden**-0.5)
         self.out = ref.drawn(random, (count, hidden, inner), dtype, inner**-0.5)
-        self.router = random.standard_normal((count, hidden)).astype(np.float32)
+        self.router = (random.standard_normal((count, hidden)) * hidden**-0.5).astype(np.float32)  # shares far from 0
         self.vectors = [random.standard_normal(hidden).astype(np.float32) for _ in range(3)]
         self.parameters = [device.put(each) for each in (self.router, *self.vectors)]
         weights = device.put(self.inner), device.put(self.out)

@@ -5,6 +5,7 @@ Docs name a GPU for the families of these tests (scripts/generate/model_tables.p
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import itertools
 import json
@@ -267,7 +268,7 @@ def test_decisions_of_layers_after_an_encoder(decider: tuple[Path, Any, Scorer],
     together = decide(encoder, batch)
 
     def logits(of: torch.dtype) -> npt.NDArray[np.float64]:
-        states, scorer = (module.to("cuda", of) for module in modules)
+        states, scorer = (copy.deepcopy(module).to("cuda", of) for module in modules)
         rows = np.zeros(together.shape)
         for row, (begin, end) in enumerate(itertools.pairwise(batch.cu_seqlens)):
             ids = torch.tensor(batch.ids[begin:end], device="cuda")
