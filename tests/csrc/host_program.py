@@ -6,6 +6,7 @@ import fcntl
 import functools
 import hashlib
 import os
+import re
 import shutil
 import subprocess
 from collections.abc import Sequence
@@ -19,12 +20,9 @@ CSRC = Path(__file__).parents[2] / "csrc"
 OBJECTS = CSRC.parent / "build" / "host-objects"
 OPTIONS = ("-std=c++17", "-O1")
 # The encoder's host side with stand-ins for CUDA's runtime and for the device's kernels.
-HOST_SIDE = (
-    *(Path(__file__).with_name(f"{name}.cpp") for name in ("computing_device", "recording_runtime", "small_models")),
-    *sorted((CSRC / "encoder").glob("*.cpp")),
-    CSRC / "common" / "capability.cpp",
-    CSRC / "gemm" / "experts.cpp",
-    CSRC / "heads" / "splade.cpp",
+HOST_SIDE = tuple(
+    Path(__file__).with_name(f"{name}.cpp")
+    for name in ("host_side", "computing_device", "recording_runtime", "small_models")
 )
 
 
@@ -45,6 +43,7 @@ def _object(source: Path, flags: tuple[str, ...]) -> Path:
     """Kept from run to run in build/, where other processes find it too: they wait while one compiles it."""
     compile_ = ("-c", "-Wall", "-Wextra", "-isystem", str(_headers()), "-I", str(CSRC), *flags)
     code = source.read_bytes()
+    code += b"".join((CSRC / name).read_bytes() for name in re.findall(r'#include "(.+\.cpp)"', code.decode()))
     content = hashlib.sha256(repr((_toolchain(), OPTIONS, compile_)).encode() + code).hexdigest()
     name = f"{source.parent.name}-{source.stem}-{hashlib.sha256(repr((source, flags)).encode()).hexdigest()[:8]}"
     made = OBJECTS / f"{name}-{content[:16]}.o"
