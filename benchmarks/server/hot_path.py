@@ -12,7 +12,7 @@ finished with the last request.
 
 CPU is measured: windows of the server alternate with windows of a plain uvicorn and Starlette application
 (benchmarks.rivals.echo) under the same load, and the least CPU of the one is divided by the least of the other. What
-other processes do to caches moves that quotient, hence TOLERANCE. A run takes 20 s.
+other processes do to caches moves that quotient, hence TOLERANCE. A run takes 17 s.
 
 The last stage is the median latency of one short text next to 16 connections of 32 passages, divided by that of the
 large requests. A short text that waits for all large requests that are ready takes as long as they do.
@@ -48,8 +48,8 @@ __all__ = ["BASELINE", "RUNS"]
 
 BASELINE = Path(__file__).with_suffix(".json")
 TOLERANCE, CALLS_TOLERANCE = 0.5, 0.02
-RUNS, TURNS, WINDOW_S, SETTLE_S = 3, 5, 0.5, 0.1
-CALLS_WINDOWS, CALLS_REQUESTS = 100, 10
+RUNS, TURNS, WINDOW_S, SETTLE_S = 3, 3, 0.5, 0.1
+CALLS_WINDOWS, CALLS_REQUESTS = 30, 10
 COUNTER = ROOT / "benchmarks" / "lib" / "call_counter"
 LARGE_CONNECTIONS, PASSAGES, PASSAGE_SENTENCES = 16, 32, 7
 TEXT = "how long does a short request of about sixteen tokens keep a server busy"
