@@ -76,7 +76,8 @@ inline Floats absolute(Floats x) {
 inline Floats as_floats(Ints x) {
   return __builtin_convertvector(x, Floats);
 }
-inline Ints load_weights(const Weight* from) {
+template <typename Integer>
+inline Ints load_integers(const Integer* from) {
   Ints x;
   std::memcpy(&x, from, sizeof x);
   return x;

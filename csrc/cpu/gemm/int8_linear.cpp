@@ -18,6 +18,16 @@ namespace {
 
 constexpr int kRotated = 128;                   // columns that are rotated together
 constexpr int kDepth = int(4 / sizeof(Input));  // adjacent columns that one instruction multiplies and adds
+
+// Integers of 16 bits leave room for sums, so two adjacent pairs of columns need one multiplication (Winograd's inner
+// product): a₀w₀ + a₁w₁ = (a₀ + w₁) · (a₁ + w₀) - a₀a₁ - w₀w₁, where the last two terms are known for each row and
+// each channel. The instruction adds and multiplies as many columns, but the multiplier does half the work.
+constexpr bool kShares = kDepth == 2;
+constexpr int kPairs = kShares ? 2 : 1;  // of a step
+constexpr int kStep = kPairs * kDepth;
+// With 2 registers of sums in a row, 4 of b, 2 of a and 2 of factors, 4 rows need 16.
+constexpr int kInt8Rows = kShares ? 4 : kTileRows;
+
 constexpr int kRegisters = kRotated / kLanes;
 constexpr float kLevels = 127.0f;
 
@@ -57,10 +67,20 @@ inline void butterflies(Floats (&x)[kRegisters]) {
   }
 }
 
-// A row x [columns], a multiple of 128, → q + kInputZero, and the row's scale: x · H / √128 is about q · scale.
+inline Ints add_shorts(Ints a, Ints b) {
+  using Shorts = std::int16_t __attribute__((vector_size(EMBERT_REGISTER_BYTES)));
+  return Ints(Shorts(a) + Shorts(b));
+}
+
+struct QuantizedRow {
+  float scale;
+  std::int32_t excess;  // in the sums of each channel
+};
+
+// A row x [columns], a multiple of 128, → q + kInputZero: x · H / √128 is about q · scale.
 //
 // `rotated` [columns] is scratch for the rotated row. The scale of a row with NaN is NaN.
-void quantize(const float* x, int columns, float* rotated, Input* integers, float* scale) {
+QuantizedRow quantize(const float* x, int columns, float* rotated, Input* integers) {
   Floats maxima = zero();
   bool has_nan = false;  // which a maximum ignores
   for (int column = 0; column < columns; column += kRotated) {
@@ -77,27 +97,49 @@ void quantize(const float* x, int columns, float* rotated, Input* integers, floa
   const Floats inverse = broadcast(highest == 0 ? 0.0f : kLevels / highest);
   for (int column = 0; column < columns; column += kLanes)
     store_inputs(integers + column, load(rotated + column) * inverse);
+  std::int32_t excess = 0;
+  if constexpr (kShares) {
+    Ints sums{};
+    for (int column = 0; column < columns; column += kDepth * kLanes) {
+      const Ints pairs = load_integers(integers + column);
+      sums = add_dot(sums, pairs, Ints(exchange<1>(Floats(pairs))));
+    }
+    for (int lane = 0; lane < kLanes; lane += 2) excess += sums[lane];
+  }
   static const float kRoot = std::sqrt(float(kRotated));
-  *scale = highest / kLevels / kRoot;
+  return {highest / kLevels / kRoot, excess};
 }
 
-// As `multiply`, of integers. `sums` start with `zeros`.
+// As `multiply`, of integers. sums[row] start with `zeros`, less the row's excess.
 template <int kRows>
-inline void multiply(const Input* a, std::ptrdiff_t a_stride, const Weight* b, int depth, const std::int32_t* zeros,
-                     Ints (&sums)[kRows][kTileVectors], std::ptrdiff_t ahead) {
+inline void multiply(const Input* a, std::ptrdiff_t a_stride, const QuantizedRow* a_rows, const Weight* b, int depth,
+                     const std::int32_t* zeros, Ints (&sums)[kRows][kTileVectors], std::ptrdiff_t ahead) {
   for (int v = 0; v < kTileVectors; ++v) {
     const Ints first = load_ints(zeros + v * kLanes, kLanes);
-    for (int row = 0; row < kRows; ++row) sums[row][v] = first;
+    for (int row = 0; row < kRows; ++row) sums[row][v] = kShares ? first - a_rows[row].excess : first;
   }
-  for (int k = 0; k < depth; k += kDepth, b += kDepth * kTileColumns) {
-    Ints b_values[kTileVectors];
-    for (int v = 0; v < kTileVectors; ++v) b_values[v] = load_weights(b + v * kLanes * kDepth);
-    prefetch<kTileVectors>(b + ahead);
+  for (int k = 0; k < depth; k += kStep, b += kStep * kTileColumns) {
+    Ints b_values[kPairs][kTileVectors];
+    for (int pair = 0; pair < kPairs; ++pair) {
+      const Weight* const from = b + pair * kDepth * kTileColumns;
+      for (int v = 0; v < kTileVectors; ++v) b_values[pair][v] = load_integers(from + v * kLanes * kDepth);
+      prefetch<kTileVectors>(from + ahead);
+    }
     for (int row = 0; row < kRows; ++row) {
-      std::int32_t packed;
-      std::memcpy(&packed, a + row * a_stride + k, sizeof packed);
-      const Ints a_value = packed + Ints{};
-      for (int v = 0; v < kTileVectors; ++v) sums[row][v] = add_dot(sums[row][v], a_value, b_values[v]);
+      Ints a_values[kPairs];
+      for (int pair = 0; pair < kPairs; ++pair) {
+        std::int32_t packed;
+        std::memcpy(&packed, a + row * a_stride + k + pair * kDepth, sizeof packed);
+        a_values[pair] = packed + Ints{};
+      }
+      for (int v = 0; v < kTileVectors; ++v) {
+        Ints first = a_values[0], second = b_values[0][v];
+        if constexpr (kShares) {
+          first = add_shorts(first, b_values[1][v]);
+          second = add_shorts(a_values[1], second);
+        }
+        sums[row][v] = add_dot(sums[row][v], first, second);
+      }
     }
   }
 }
@@ -114,9 +156,10 @@ class Int8Linear final : public LinearLayer {
       std::int32_t sum = 0;
       for (int k = 0; k < in; ++k) {
         to[(std::size_t(k / kDepth) * kTileColumns + column % kTileColumns) * kDepth + k % kDepth] = from[k];
-        sum += from[k];
+        sum += kInputZero * from[k];
+        if (kShares && k % kStep < kDepth) sum += from[k] * from[k + kDepth];
       }
-      zeros_[column] = -kInputZero * sum;
+      zeros_[column] = -sum;
     }
   }
 
@@ -124,21 +167,21 @@ class Int8Linear final : public LinearLayer {
     struct Kernel;
     // In the calling thread's memory, which the others read.
     Input* const integers = scratch<Input, Kernel>(std::size_t(rows) * in_);
-    float* const row_scales = scratch<float, Kernel>(rows);
+    QuantizedRow* const quantized = scratch<QuantizedRow, Kernel>(rows);
     for_rows(rows, in_, threads, [&](int row) {
       const std::size_t offset = std::size_t(row) * in_;
-      quantize(x + offset, in_, scratch<float, Int8Linear>(in_), integers + offset, row_scales + row);
+      quantized[row] = quantize(x + offset, in_, scratch<float, Int8Linear>(in_), integers + offset);
     });
-    for_tiles(rows, out_, in_, threads, [&](int panel, int first, auto count) {
+    for_tiles<kInt8Rows>(rows, out_, in_, threads, [&](int panel, int first, auto count) {
       constexpr int kRows = count;
       const Weight* const weight = panels_.data() + std::size_t(panel) * in_ * kTileColumns;
       const int column = panel * kTileColumns, width = std::min(kTileColumns, out_ - column);
       Ints sums[kRows][kTileVectors];
-      multiply<kRows>(integers + std::size_t(first) * in_, in_, weight, in_, zeros_.data() + column, sums,
-                      std::ptrdiff_t{in_} * kTileColumns);
+      multiply<kRows>(integers + std::size_t(first) * in_, in_, quantized + first, weight, in_, zeros_.data() + column,
+                      sums, std::ptrdiff_t{in_} * kTileColumns);
       Floats values[kRows][kTileVectors];
       for (int row = 0; row < kRows; ++row) {
-        const Floats scale = broadcast(row_scales[first + row]);
+        const Floats scale = broadcast(quantized[first + row].scale);
         for (int v = 0; v < kTileVectors; ++v) {
           const int offset = column + v * kLanes;
           // As in quantization.products.product: each operation is rounded.
@@ -154,7 +197,7 @@ class Int8Linear final : public LinearLayer {
   std::size_t columns() const { return std::size_t(panels_of(out_)) * kTileColumns; }
 
   Array<Weight> panels_;        // [⌈out / kTileColumns⌉, in / kDepth, kTileColumns, kDepth]
-  Array<std::int32_t> zeros_;   // [columns()]: -kInputZero times the sum of a channel's integers
+  Array<std::int32_t> zeros_;   // [columns()]: what a channel's sums start with
   Array<float> scales_, bias_;  // likewise
 };
 
