@@ -39,7 +39,7 @@ __device__ __forceinline__ void attend_queries(const float* qkv, const Attention
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const size_t pitch = columns.pitch();
   const float* const base = qkv + size_t(tile.first_row) * pitch + head * dim;
-  const int last = min(tile.query + kAttentionRows, tile.length);
+  const int last = min(tile.query + kAttentionRows, tile.tokens());
   const TilePrefix prefix = prefixes[blockIdx.y];
   // From the row of position 0 to that of a key; modulo 2^64.
   const auto row_of = [&](int key) -> size_t {
@@ -53,8 +53,9 @@ __device__ __forceinline__ void attend_queries(const float* qkv, const Attention
     for (int c = lane; c < dim; c += 32) queries[warp][c] = real ? base[query * pitch + c] * scale : 0.0f;
     float highest = -INFINITY, sum = 0.0f;
     float out[kColumns] = {};
-    const int first_key = kWindow ? window.first_step(first, kKeys) * kKeys : 0;
-    const int end = kWindow ? window.end_step(first + kWarps - 1, tile.length, kKeys) * kKeys : tile.length;
+    const int end_step = window.end_step(first + kWarps - 1, tile.length, kKeys);
+    const int first_key = kWindow ? window.first_step(first, end_step, kKeys) * kKeys : 0;
+    const int end = kWindow ? end_step * kKeys : tile.length;
     for (int key = first_key; key < end; key += kKeys) {
       __syncthreads();
       for (int i = threadIdx.x; i < kKeys * dim; i += kWarps * 32) {
@@ -96,6 +97,7 @@ __device__ __forceinline__ void attend_queries(const float* qkv, const Attention
       }
     }
     if (real) {
+      if (kWindow && !window.sees_any(query, tile.length)) sum = INFINITY;
 #pragma unroll
       for (int i = 0; i < kColumns; ++i) {
         if (lane + 32 * i < dim) {

@@ -30,7 +30,7 @@ __device__ __forceinline__ void attend_short(const T* qkv, const AttentionTile& 
   T* const values = keys + kAttentionShort * Warp::kPitch;
   const size_t pitch = columns.pitch();
   const T* const q_from = qkv + size_t(tile.first_row) * pitch + head * dim;
-  copy_head_rows<T, kDim, kAttentionShort, 64>(queries, q_from, pitch, tile.length, dim, thread);
+  copy_head_rows<T, kDim, kAttentionShort, 64>(queries, q_from, pitch, tile.tokens(), dim, thread);
   copy_head_rows<T, kDim, kAttentionShort, 64>(keys, q_from + columns.keys(head), pitch, tile.length, dim, thread);
   copy_head_rows<T, kDim, kAttentionShort, 64>(values, q_from + columns.values(head), pitch, tile.length, dim, thread);
   cp_async_commit();
@@ -42,17 +42,18 @@ __device__ __forceinline__ void attend_short(const T* qkv, const AttentionTile& 
   cp_async_wait<0>();
   static_assert(kShortPairs == 2, "a barrier each");
   named_barrier_sync_either<kPairBarrier, 64>(pair);
-  if (query >= tile.length) return;
+  if (query >= tile.tokens()) return;
   Warp work;
   work.start(queries + query * Warp::kPitch, lane);
   if constexpr (kWindow) {
     work.template step<kRelative>(keys, values, tile.length, scale_log2, s, lane,
                                   [&](auto& scores) { mask_keys(scores, query + lane / 4, 2 * (lane % 4), window); });
+    clear_unseeing(work.sum, query + lane / 4, tile.length, window);
   } else {
     work.template step<kRelative>(keys, values, tile.length, scale_log2, s, lane);
   }
   const size_t row = size_t(tile.first_row) + query;
-  const int rows = min(16, tile.length - query);
+  const int rows = min(16, tile.tokens() - query);
   if constexpr (std::is_same_v<Context, QuantizedBlocks>) {
     work.finish(context, int(row), rows, head, heads, lane);
   } else {

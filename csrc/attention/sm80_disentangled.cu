@@ -142,14 +142,14 @@ __global__ void __launch_bounds__(kThreads, kDim <= 64 ? 2 : 1)
   };
 
   copy_head_rows<T, kDim, kAttentionRows, kThreads>(query_rows, q_from + tile.query * pitch, pitch,
-                                                    tile.length - tile.query, dim, threadIdx.x);
+                                                    tile.tokens() - tile.query, dim, threadIdx.x);
   fetch_band(-1);
   fetch_band(0);
   fetch(0);
   cp_async_commit();
   cp_async_wait<0>();
   __syncthreads();
-  const int rows = min(16, tile.length - tile.query - warp * 16);  // of this warp
+  const int rows = min(16, tile.tokens() - tile.query - warp * 16);  // of this warp
   Warp work;
   if (rows > 0) work.start(query_rows + warp * 16 * kPitch, lane);
   __syncthreads();  // Q's memory is that of the products from here on

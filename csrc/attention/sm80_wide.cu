@@ -54,8 +54,8 @@ __global__ void __launch_bounds__(kGroups* kTileThreads, 1)
   const T* const q_from = qkv + size_t(tile.first_row) * pitch + head * columns.dim + first_column;
   const T* const k_from = q_from + columns.keys(head);
   const T* const v_from = k_from + columns.keys_to_values();
-  const int first_step = window.first_step(tile.query, kKeys);
   const int steps = window.end_step(tile.query + kAttentionRows - 1, tile.length, kKeys);
+  const int first_step = window.first_step(tile.query, steps, kKeys);
   const auto fetch = [&](int step) {
     const int slot = step % 2 * At::kStepElements, key = step * kKeys;
     copy_head_rows<T, kGroupColumns, kKeys, kTileThreads>(keys + slot, k_from + key * pitch, pitch, tile.length - key,
@@ -65,11 +65,11 @@ __global__ void __launch_bounds__(kGroups* kTileThreads, 1)
   };
 
   copy_head_rows<T, kGroupColumns, kAttentionRows, kTileThreads>(keys, q_from + tile.query * pitch, pitch,
-                                                                 tile.length - tile.query, dim, thread);
+                                                                 tile.tokens() - tile.query, dim, thread);
   cp_async_commit();
   cp_async_wait<0>();
   __syncthreads();
-  const int rows = min(16, tile.length - tile.query - warp * 16);  // of this warp; a warp without rows only loads
+  const int rows = min(16, tile.tokens() - tile.query - warp * 16);  // of this warp; a warp without rows only loads
   Warp work;
   if (rows > 0) work.start(keys + warp * 16 * Warp::kPitch, lane);
   __syncthreads();
@@ -100,6 +100,7 @@ __global__ void __launch_bounds__(kGroups* kTileThreads, 1)
     __syncthreads();  // all warps have read this slot, and the scores, before they are overwritten
   }
   if (rows > 0) {
+    clear_unseeing(work.sum, tile.query + warp * 16 + lane / 4, tile.length, window);
     const size_t row = size_t(tile.first_row) + tile.query + warp * 16,
                  row_columns = size_t(columns.heads) * columns.dim;
     work.finish(context + row * row_columns + head * columns.dim + first_column, row_columns, rows, dim, lane);

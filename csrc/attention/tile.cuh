@@ -62,8 +62,8 @@ __device__ __forceinline__ void attend_tile(const T* qkv, const AttentionTile* t
   const T* const v_from = k_from + columns.keys_to_values();
   int first_step = 0, steps = (tile.length + kKeys - 1) / kKeys;  // the first step, and the end of the steps
   if constexpr (kWindow) {
-    first_step = window.first_step(tile.query, kKeys);
     steps = window.end_step(tile.query + kAttentionRows - 1, tile.length, kKeys);
+    first_step = window.first_step(tile.query, steps, kKeys);
   }
   const TilePrefix prefix = prefixes[index];
   const auto fetch = [&](int step) {
@@ -88,10 +88,10 @@ __device__ __forceinline__ void attend_tile(const T* qkv, const AttentionTile* t
   };
 
   copy_head_rows<T, kDim, kAttentionRows, kTileThreads>(query_rows, q_from + tile.query * pitch, pitch,
-                                                        tile.length - tile.query, dim, threadIdx.x);
+                                                        tile.tokens() - tile.query, dim, threadIdx.x);
   fetch(first_step);
   cp_async_commit();
-  const int rows = min(16, tile.length - tile.query - warp * 16);  // of this warp; a warp without rows only loads
+  const int rows = min(16, tile.tokens() - tile.query - warp * 16);  // of this warp; a warp without rows only loads
   Warp work;
   for (int step = first_step; step < steps; ++step) {
     if (step + 1 < steps) fetch(step + 1);
@@ -120,6 +120,7 @@ __device__ __forceinline__ void attend_tile(const T* qkv, const AttentionTile* t
     __syncthreads();  // all warps have read this slot before it is overwritten
   }
   if (rows > 0) {
+    if constexpr (kWindow) clear_unseeing(work.sum, tile.query + warp * 16 + lane / 4, tile.length, window);
     const size_t row = size_t(tile.first_row) + tile.query + warp * 16;
     work.finish(context + row * heads * dim + head * dim, size_t(heads) * dim, rows, dim, lane);
   }

@@ -91,6 +91,15 @@ __device__ __forceinline__ void mask_keys(float (&s)[kTiles][4], int query, int 
     }
 }
 
+// Sums of the weights of the lane's rows, the first of which is `query`: infinite where a row attends to no key, so
+// that its context is 0.
+__device__ __forceinline__ void clear_unseeing(float (&sum)[2], int query, int length, const KeyWindow& window) {
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    if (!window.sees_any(query + 8 * half, length)) sum[half] = INFINITY;
+  }
+}
+
 // Scores that no window masks.
 struct NoMask {
   template <typename Scores>

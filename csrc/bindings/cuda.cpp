@@ -106,7 +106,8 @@ std::unique_ptr<Encoder> make_encoder(const EncoderConfig& config, const Encoder
 int64_t submit(Encoder& encoder, Vector<int32_t> ids, Vector<int32_t> cu_seqlens, std::optional<Vector<int32_t>> types,
                std::optional<Vector<int32_t>> positions, std::optional<Vector<int32_t>> dimensions,
                std::optional<Vector<bool>> normalize, std::optional<Vector<uint8_t>> tasks,
-               std::optional<Prefixes> prefixes, std::optional<Spans> spans, std::optional<Vector<int32_t>> rows) {
+               std::optional<Prefixes> prefixes, std::optional<Spans> spans, std::optional<Vector<int32_t>> rows,
+               std::optional<Vector<int32_t>> attended) {
   if (cu_seqlens.shape(0) < 1) throw Refused("cu_seqlens is empty");
   if (std::max(ids.shape(0), cu_seqlens.shape(0)) > size_t(INT32_MAX))
     throw Refused("a batch of over 2147483647 tokens");
@@ -121,6 +122,8 @@ int64_t submit(Encoder& encoder, Vector<int32_t> ids, Vector<int32_t> cu_seqlens
     throw Refused("normalize must have one element a sequence");
   if (tasks && int(tasks->shape(0)) != batch.sequences) throw Refused("tasks must have one element a sequence");
   if (prefixes && int(prefixes->shape(0)) != batch.sequences) throw Refused("prefixes must have one row a sequence");
+  if (attended && int(attended->shape(0)) != batch.sequences)
+    throw Refused("attended must have one element a sequence");
   if (spans.has_value() != rows.has_value()) throw Refused("spans and rows must come together");
   batch.ids = ids.data();
   batch.cu_seqlens = cu_seqlens.data();
@@ -130,6 +133,7 @@ int64_t submit(Encoder& encoder, Vector<int32_t> ids, Vector<int32_t> cu_seqlens
   batch.normalize = normalize ? reinterpret_cast<const uint8_t*>(normalize->data()) : nullptr;
   batch.tasks = tasks ? tasks->data() : nullptr;
   batch.prefixes = prefixes ? prefixes->data() : nullptr;
+  batch.attended = attended ? attended->data() : nullptr;
   if (spans && rows) batch.scored = {int(spans->shape(0)), int(rows->shape(0)), spans->data(), rows->data()};
   int64_t ticket = 0;
   nb::gil_scoped_release release;
@@ -223,9 +227,10 @@ NB_MODULE(_cuda, m) {
           "LayerNorms cannot be folded into these weights: the encoder is then not started.")
       .def("submit", &submit, "ids"_a, "cu_seqlens"_a, "token_types"_a.none(), "positions"_a.none(),
            "dimensions"_a.none(), "normalize"_a.none(), "tasks"_a.none() = nb::none(), "prefixes"_a.none() = nb::none(),
-           "spans"_a.none() = nb::none(), "rows"_a.none() = nb::none(),
+           "spans"_a.none() = nb::none(), "rows"_a.none() = nb::none(), "attended"_a.none() = nb::none(),
            "Start a forward. `tasks`: bits of engine/tasks.py a sequence; None: all EMBED. `prefixes`: those of "
-           "engine/batch.py. `spans`, `rows`: engine/heads/late_interaction.py. Returns a ticket.")
+           "engine/batch.py. `spans`, `rows`, `attended`: engine/heads/late_interaction.py. Returns a "
+           "ticket.")
       .def(
           "wait", &wait, "ticket"_a,
           "A tuple for each task that some sequence requests: its bit, values [rows, columns], offsets [sequences + 1] "

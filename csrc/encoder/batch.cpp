@@ -11,6 +11,15 @@ size_t aligned(size_t bytes) {
   return (bytes + 15) / 16 * 16;
 }
 
+Status check_attended(const BatchView& batch) {
+  for (int i = 0; batch.attended != nullptr && i < batch.sequences; ++i) {
+    if (batch.attended[i] < 1 || batch.attended[i] > batch.own_tokens(i))
+      return Status::refused("attended tokens of sequence ", i, " must be 1 to ", batch.own_tokens(i), ", found ",
+                             batch.attended[i]);
+  }
+  return {};
+}
+
 Status check_prefixes(const BatchView& batch, const EncoderConfig& model) {
   if (batch.prefixes == nullptr) return {};
   if (!model.shares_prefixes() || batch.positions != nullptr)
@@ -19,7 +28,7 @@ Status check_prefixes(const BatchView& batch, const EncoderConfig& model) {
     const int owner = batch.prefixes[2 * i], tokens = batch.prefixes[2 * i + 1];
     if (tokens == 0) continue;
     const bool exists = tokens > 0 && owner >= 0 && owner < batch.sequences && batch.prefix_tokens(owner) == 0 &&
-                        tokens <= batch.own_tokens(owner);
+                        tokens <= batch.attended_tokens(owner);
     if (!exists || tokens % kPrefixStep != 0 || tokens + batch.own_tokens(i) <= kAttentionShort)
       return Status::refused("sequence ", i, " cannot continue ", tokens, " tokens of sequence ", owner,
                              ": they must exist, be a multiple of ", kPrefixStep, ", and texts have over ",
@@ -76,6 +85,7 @@ Status check_batch(const BatchView& batch, const EncoderConfig& model, int max_t
       return Status::refused("sequence ", i, " has ", length, " tokens; 1 to ", model.max_length(), " can be run");
     }
   }
+  EMBERT_TRY(check_attended(batch));
   EMBERT_TRY(check_prefixes(batch, model));
   EMBERT_TRY(check_scored(batch, model));
   const auto in_range = [&](const int32_t* values, int limit) {
@@ -129,24 +139,25 @@ void write_batch(const BatchView& batch, const InputLayout& layout, uint8_t* to)
   }
 }
 
-PrefixWorkLayout::PrefixWorkLayout(int tile_count, int short_count) {
+WorkLayout::WorkLayout(int tile_count, int short_count) {
   shorts = size_t(tile_count) * sizeof(AttentionTile);
   prefixes = shorts + size_t(short_count) * sizeof(AttentionTile);
   bytes = prefixes + size_t(tile_count) * sizeof(TilePrefix);
 }
 
-void write_prefix_work(const BatchView& batch, const PrefixWorkLayout& layout, uint8_t* to) {
+void write_work(const BatchView& batch, const WorkLayout& layout, uint8_t* to) {
   auto* tile = reinterpret_cast<AttentionTile*>(to);
   auto* short_text = reinterpret_cast<AttentionTile*>(to + layout.shorts);
   auto* prefix = reinterpret_cast<TilePrefix*>(to + layout.prefixes);
   for (int i = 0; i < batch.sequences; ++i) {
-    const int shared = batch.prefix_tokens(i), length = shared + batch.own_tokens(i), row = batch.cu_seqlens[i];
-    if (length <= kAttentionShort) {
-      *short_text++ = {row, length, 0, 0};
+    const int shared = batch.prefix_tokens(i), tokens = shared + batch.own_tokens(i), row = batch.cu_seqlens[i];
+    const int length = shared + batch.attended_tokens(i), hidden = tokens - length;
+    if (tokens <= kAttentionShort) {
+      *short_text++ = {row, length, 0, hidden};
       continue;
     }
-    for (int query = shared; query < length; query += kAttentionRows) {
-      *tile++ = {row - shared, length, query, 0};
+    for (int query = shared; query < tokens; query += kAttentionRows) {
+      *tile++ = {row - shared, length, query, hidden};
       *prefix++ = shared == 0 ? TilePrefix{} : TilePrefix{batch.cu_seqlens[batch.prefixes[2 * i]], shared};
     }
   }

@@ -63,9 +63,13 @@ struct BatchView {
   // [B, 2] or null: no sequence has one. The text before a sequence's own tokens: the sequence that begins with it, and
   // its tokens, 0 for none.
   const int32_t* prefixes = nullptr;
+  // [B] or null: all. The number of a sequence's first own tokens that its tokens attend to; the others are queries
+  // only.
+  const int32_t* attended = nullptr;
   ScoredDocuments scored;
 
   int own_tokens(int sequence) const { return cu_seqlens[sequence + 1] - cu_seqlens[sequence]; }
+  int attended_tokens(int sequence) const { return attended == nullptr ? own_tokens(sequence) : attended[sequence]; }
   int prefix_tokens(int sequence) const { return prefixes == nullptr ? 0 : prefixes[2 * sequence + 1]; }
 };
 
@@ -80,12 +84,13 @@ struct InputLayout {
 Status check_batch(const BatchView& batch, const EncoderConfig& model, int max_tokens, int max_sequences);
 void write_batch(const BatchView& batch, const InputLayout& layout, uint8_t* to);
 
-// Attention's work lists, which the host writes for batches with prefixes: tiles, shorts, and the tiles' prefixes.
-struct PrefixWorkLayout {
+// Attention's work lists, which the host writes for batches with prefixes or with tokens that are not attended to:
+// tiles, shorts, and the tiles' prefixes.
+struct WorkLayout {
   size_t shorts, prefixes, bytes;  // offsets in bytes
-  PrefixWorkLayout(int tile_count, int short_count);
+  WorkLayout(int tile_count, int short_count);
 };
-void write_prefix_work(const BatchView& batch, const PrefixWorkLayout& layout, uint8_t* to);
+void write_work(const BatchView& batch, const WorkLayout& layout, uint8_t* to);
 // Positions in the whole texts: [T].
 void write_prefix_positions(const BatchView& batch, int* to);
 

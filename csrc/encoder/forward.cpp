@@ -131,7 +131,7 @@ Status Replay::embed_batch(const Op& op) {
   const OffsetsInput input{field(0), field(layout.lengths), field(layout.ids), field(layout.types),
                            reinterpret_cast<const uint32_t*>(field(layout.cuts))};
   const OffsetsOutput& offsets = buffers_.offsets();
-  // Work lists of batches with prefixes come from the host; what offsets.cu writes is then not read.
+  // Where work lists come from the host, what offsets.cu writes is not read.
   const bool lists = plan_.work == nullptr;
   const OffsetsCapacity capacity{plan_.rows, plan_.sequences, lists ? plan_.tiles : 0, lists ? plan_.shorts : 0};
   const int columns = config_.embedding_columns();
@@ -174,10 +174,10 @@ Status Replay::attend(const Op& op) {
   const OffsetsOutput& offsets = buffers_.offsets();
   WindowedWork work({offsets.tiles, plan_.tiles, offsets.shorts, plan_.shorts}, config_.attention_of(op.layer).window);
   if (plan_.work != nullptr) {
-    const PrefixWorkLayout layout(plan_.tiles, plan_.shorts);
+    const WorkLayout layout(plan_.tiles, plan_.shorts);
     work.tiles = reinterpret_cast<const AttentionTile*>(plan_.work);
     work.shorts = reinterpret_cast<const AttentionTile*>(plan_.work + layout.shorts);
-    work.prefixes = reinterpret_cast<const TilePrefix*>(plan_.work + layout.prefixes);
+    if (plan_.has_prefixes) work.prefixes = reinterpret_cast<const TilePrefix*>(plan_.work + layout.prefixes);
   }
   if (gathers(op)) work.queries = *gathered_ == Pooling::kCls ? Queries::kFirst : Queries::kLast;
   const RelativeScores relative = model_.weights.relative();
@@ -200,10 +200,15 @@ Status Replay::attend(const Op& op) {
 Status Replay::convolve(const Op& op) {
   const LayerAttention attention = config_.attention_of(op.layer);
   const Convolution convolution{attention.taps, attention.after, model_.weights.layer(op.layer).taps};
-  uint8_t* const context = buffers_.rows(op.y);
+  uint8_t *const x = buffers_.rows(op.x), *const context = buffers_.rows(op.y);
   rows_of(op.y) = {context};
-  EMBERT_TRY(convolve_rows(config_.dtype, buffers_.rows(op.x), buffers_.offsets().positions, convolution, count_,
-                           config_.hidden, context, stream_));
+  if (plan_.hides_tokens) {
+    const auto* const tiles = reinterpret_cast<const AttentionTile*>(plan_.work);  // shorts follow them
+    const float* const bias = model_.weights.layer(op.layer).matrices[int(Matrix::kQkv)].bias;
+    EMBERT_TRY(clear_hidden_rows(config_.dtype, tiles, plan_.tiles + plan_.shorts, bias, config_.hidden, x, stream_));
+  }
+  EMBERT_TRY(convolve_rows(config_.dtype, x, buffers_.offsets().positions, convolution, count_, config_.hidden, context,
+                           stream_));
   return gathers(op) ? gather_rows(op) : Status();
 }
 

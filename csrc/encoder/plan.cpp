@@ -31,6 +31,7 @@ BatchPlan plan_batch(const BatchView& batch, const EncoderConfig& model) {
   plan.outputs = TaskOutputs(batch, model);
   plan.positions = batch.positions;
   plan.has_prefixes = batch.prefixes != nullptr;
+  plan.hides_tokens = batch.attended != nullptr;
   plan.cu_seqlens = batch.cu_seqlens;
   for (int i = 0; i < batch.sequences; ++i) {
     const int own = batch.own_tokens(i), length = own + batch.prefix_tokens(i);
@@ -57,7 +58,8 @@ std::vector<GraphKey> graph_keys(Tasks tasks) {
 }
 
 std::optional<GraphKey> graph_key(const BatchPlan& plan) {
-  if (plan.positions != nullptr || plan.has_prefixes) return {};  // a graph computes positions itself (offsets.cu)
+  // A graph computes positions and work lists itself (offsets.cu).
+  if (plan.positions != nullptr || plan.has_prefixes || plan.hides_tokens) return {};
   const int tokens = round_up(kTokenBuckets, plan.rows), sequences = round_up(kSequenceBuckets, plan.sequences);
   for (const Task task : kGraphTasks) {
     if (plan.outputs.requested() == bit(task) && tokens != 0 && sequences != 0)

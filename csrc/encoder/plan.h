@@ -24,7 +24,8 @@ struct BatchPlan {
   bool on_host = false;                // `input` is host memory
   const int* positions = nullptr;      // [rows] in host memory, in place of those of offsets.cu
   bool has_prefixes = false;           // sequences continue others
-  const uint8_t* work = nullptr;       // then: attention's work lists on the device, in PrefixWorkLayout(tiles, shorts)
+  bool hides_tokens = false;           // sequences have tokens that are not attended to
+  const uint8_t* work = nullptr;       // in both cases: attention's lists on the device, in WorkLayout(tiles, shorts)
   const int* cu_seqlens = nullptr;     // in the caller's memory, until `submit` returns; null: unknown
   const SpladePairs* pairs = nullptr;  // destination of pairs
 };

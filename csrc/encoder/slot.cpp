@@ -79,12 +79,13 @@ Status Slot::place(const BatchView& batch, const EncoderConfig& model, float* to
     std::memcpy(positions_.as(), batch.positions, 4 * size_t(batch.tokens));
     plan.positions = positions_.as<int>();
   }
-  if (batch.prefixes == nullptr) return {};
-  const PrefixWorkLayout work(plan.tiles, plan.shorts);
+  if (!plan.has_prefixes && !plan.hides_tokens) return {};
+  const WorkLayout work(plan.tiles, plan.shorts);
   EMBERT_TRY(grow(work_, work.bytes / 4));
   EMBERT_TRY(grow(device_work_, work.bytes / 4));
-  write_prefix_work(batch, work, work_.as());
+  write_work(batch, work, work_.as());
   plan.work = device_work_.as();
+  if (!plan.has_prefixes) return {};
   write_prefix_positions(batch, positions_.as<int>());
   plan.positions = positions_.as<int>();
   return {};
@@ -97,7 +98,7 @@ Status Slot::upload(const BatchView& batch, cudaStream_t uploads, const Stream& 
   if (const size_t bytes = plan.outputs.listed() * sizeof(int); bytes > 0)
     EMBERT_CUDA(cudaMemcpyAsync(device_lists_.as(), lists_.as(), bytes, cudaMemcpyHostToDevice, uploads));
   if (plan.work != nullptr) {
-    const size_t bytes = PrefixWorkLayout(plan.tiles, plan.shorts).bytes;
+    const size_t bytes = WorkLayout(plan.tiles, plan.shorts).bytes;
     EMBERT_CUDA(cudaMemcpyAsync(device_work_.as(), work_.as(), bytes, cudaMemcpyHostToDevice, uploads));
   }
   EMBERT_CUDA(cudaEventRecord(copied_, uploads));

@@ -64,7 +64,7 @@ class Slot {
   HostBuffer direct_output_;  // heads write it; its address never changes
   HostBuffer output_;         // results are copied into it
   HostBuffer lists_;          // the lists of `chosen` of all tasks
-  HostBuffer work_;           // attention's, of batches with prefixes
+  HostBuffer work_;           // attention's, where the host writes it
   DeviceBuffer device_input_, device_lists_, device_work_;
   DeviceBuffer vectors_;  // results except TOKENS and pairs
   SpladePairs pairs_;

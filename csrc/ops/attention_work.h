@@ -1,6 +1,8 @@
 // Attention's work: tiles of queries, which queries are needed, and relative position scores.
 #pragma once
 
+#include <cuda_runtime_api.h>
+
 #include <cstdint>
 
 #include "common/status.h"
@@ -13,9 +15,11 @@ constexpr int kAttentionShort = 32;  // sequences of up to this many tokens take
 // One entry of the work list: up to kAttentionRows query rows of one sequence, and all its keys.
 struct AttentionTile {
   int first_row;  // of the sequence, in the packed batch
-  int length;     // of the sequence; 0: no work
+  int length;     // tokens of the sequence that are attended to, its first ones; 0: no work
   int query;      // first query row of this tile, counted from the sequence's start
-  int reserved;
+  int hidden;     // tokens after these, which no query attends to
+
+  __host__ __device__ inline int tokens() const { return length + hidden; }
 };
 
 // The queries whose context is needed: all, or only the first or the last of each sequence.
@@ -62,7 +66,7 @@ inline Status check_attention_work(int tiles, int shorts) {
 // True if the context of one of a tile's `rows` queries is needed.
 __device__ __forceinline__ bool is_needed(const AttentionTile& tile, Queries queries, int rows) {
   if (queries == Queries::kFirst) return tile.query == 0;
-  return queries == Queries::kAll || tile.query + rows >= tile.length;
+  return queries == Queries::kAll || tile.query + rows >= tile.tokens();
 }
 
 // An entry of the work list, read before griddepcontrol_wait, which saves a fifth of a microsecond. This is safe:

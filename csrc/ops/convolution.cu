@@ -81,6 +81,23 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
+// A block writes kThreads packs of a tile's hidden rows.
+template <typename T>
+__global__ void __launch_bounds__(kThreads)
+    clear_hidden_rows_kernel(const AttentionTile* tiles, const float* bias, int columns, T* x) {
+  const AttentionTile tile = early_tile(tiles + blockIdx.x);
+  griddepcontrol_launch_dependents();
+  griddepcontrol_wait();
+  const int column = (blockIdx.y * kThreads + threadIdx.x) * Pack<T>::kSize;
+  if (column >= columns) return;
+  Pack<T> values;
+#pragma unroll
+  for (int k = 0; k < Pack<T>::kSize; ++k) values.values[k] = from_float<T>(__ldg(bias + column + k));
+  const int end = min(tile.query + kAttentionRows, tile.tokens());
+  for (int row = max(tile.query, tile.length); row < end; ++row)
+    store_pack(x + size_t(tile.first_row + row) * columns + column, values);
+}
+
 }  // namespace
 
 Status convolve_rows(DType dtype, const void* x, const int* positions, const Convolution& convolution, int rows,
@@ -94,6 +111,16 @@ Status convolve_rows(DType dtype, const void* x, const int* positions, const Con
     return launch("convolution", convolve_kernel<T>, grid, kThreads,
                   size_t(kRows + taps - 1) * kColumns * sizeof(float), stream, static_cast<const T*>(x), positions,
                   convolution, rows, hidden, static_cast<T*>(y));
+  });
+}
+
+Status clear_hidden_rows(DType dtype, const AttentionTile* tiles, int count, const float* bias, int hidden, void* x,
+                         const Stream& stream) {
+  return with_dtype(dtype, [&](auto type) {
+    using T = decltype(type);
+    const int columns = 3 * hidden, packs = columns / Pack<T>::kSize;
+    return launch("clear_hidden_rows", clear_hidden_rows_kernel<T>, dim3(count, (packs + kThreads - 1) / kThreads),
+                  kThreads, 0, stream, tiles, bias, columns, static_cast<T*>(x));
   });
 }
 

@@ -3,6 +3,7 @@
 
 #include "common/launch.h"
 #include "common/types.h"
+#include "ops/attention_work.h"
 
 namespace embert {
 
@@ -22,5 +23,9 @@ struct Convolution {
 // over the rows of one text. positions: [rows], counted from each text's start.
 Status convolve_rows(DType dtype, const void* x, const int* positions, const Convolution& convolution, int rows,
                      int hidden, void* y, const Stream& stream);
+
+// Rows of tokens that are not attended to become what a row of zeros is multiplied to: `bias` [3 · hidden].
+Status clear_hidden_rows(DType dtype, const AttentionTile* tiles, int count, const float* bias, int hidden, void* x,
+                         const Stream& stream);
 
 }  // namespace embert

@@ -33,6 +33,28 @@ def multi_vector_mask(ids: Ints, cu_seqlens: Ints, head: MultiVector, *, is_quer
     return mask
 
 
+def attended_tokens(batch: PackedBatch, token: int | None) -> npt.NDArray[np.int32] | None:
+    """The number of each sequence's first tokens whose keys rows have: int32 [B], 1 … length; None: all of all.
+
+    ColBERT's query expansion puts mask tokens after a query. Unless a model attends to them, no row has their keys, not
+    even their own: see `Expansion` in heads/description.py.
+
+    The run of `token` at the end does not count in sequences that want MULTI, and in all of a batch with queries. In
+    others it does. A sequence of nothing else has all its keys.
+    """
+    scored = batch.is_query is not None
+    if token is None or not (scored or Task.MULTI in batch.wanted) or not batch.tokens:
+        return None
+    starts = batch.cu_seqlens[:-1]
+    others = np.where(batch.ids != token, np.arange(batch.tokens, dtype=np.int32), -1)
+    attended = np.maximum.reduceat(others, starts) + 1 - starts  # up to the last other token
+    lengths = np.diff(batch.cu_seqlens)
+    wants = np.full(batch.sequences, scored)
+    wants[batch.sequences_of(Task.MULTI)] = True
+    attended = np.where(wants & (attended > 0), attended, lengths).astype(np.int32)
+    return None if (attended == lengths).all() else attended
+
+
 def pooled(vectors: Floats, role: Role) -> Floats:
     """The vectors of one text, float32 [n, columns], after the pooling of its role, if that has one.
 

@@ -124,6 +124,9 @@ int main(int count, char** arguments) {
   if (!types.empty()) batch.view.types = types.data();
   std::vector<int32_t> prefixes(number());  // none, or two numbers of each sequence
   for (int32_t& each : prefixes) each = number();
+  std::vector<int32_t> attended(number());  // none, or of each sequence
+  for (int32_t& each : attended) each = number();
+  if (!attended.empty()) batch.view.attended = attended.data();
   const std::vector<uint8_t> as_they_are(lengths.size());
   std::FILE* const to = std::fopen(arguments[4], "wb");
   for (const Task task : {decides ? Task::kClassify : Task::kTokens, Task::kEmbed, Task::kLabelMass}) {

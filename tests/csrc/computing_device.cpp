@@ -412,12 +412,13 @@ Status attention(DType dtype, const void* qkv, int, const WindowedWork& work, co
       total += weight;
       for (int c = 0; c < dim; ++c) out[c] += weight * element(value_head, row_of(key), c);
     }
+    if (highest == -INFINITY) out.assign(dim, 0.0), total = 1;  // it sees no key
     for (int c = 0; c < dim; ++c) put(dtype, context, row * hidden + head * dim + c, out[c] / total);
   };
   const auto walk = [&](const AttentionTile* tiles, int count, const TilePrefix* prefixes) {
     for (int i = 0; i < count; ++i)
       for (int head = 0; head < heads; ++head)
-        for (int q = tiles[i].query; q < std::min(tiles[i].length, tiles[i].query + kAttentionRows); ++q)
+        for (int q = tiles[i].query; q < std::min(tiles[i].tokens(), tiles[i].query + kAttentionRows); ++q)
           attend(tiles[i], prefixes == nullptr ? TilePrefix{} : prefixes[i], head, q);
   };
   walk(work.tiles, work.tile_count, work.prefixes);
@@ -462,7 +463,15 @@ Status attention_sm80_disentangled(DType dtype, const void* qkv, const Attention
   for (int i = 0; i < work.tile_count + work.short_count; ++i) {
     const AttentionTile& tile = i < work.tile_count ? work.tiles[i] : work.shorts[i - work.tile_count];
     for (int head = 0; head < shape.heads; ++head)
-      for (int q = tile.query; q < std::min(tile.length, tile.query + kAttentionRows); ++q) attend(tile, head, q);
+      for (int q = tile.query; q < std::min(tile.tokens(), tile.query + kAttentionRows); ++q) attend(tile, head, q);
+  }
+  return {};
+}
+Status clear_hidden_rows(DType dtype, const AttentionTile* tiles, int count, const float* bias, int hidden, void* x,
+                         const Stream&) {
+  for (const AttentionTile* tile = tiles; computes && tile < tiles + count; ++tile) {
+    for (int row = tile->length; row < tile->tokens(); ++row)
+      for (int c = 0; c < 3 * hidden; ++c) put(dtype, x, size_t(tile->first_row + row) * 3 * hidden + c, bias[c]);
   }
   return {};
 }

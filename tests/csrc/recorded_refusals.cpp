@@ -379,6 +379,13 @@ int main(int count, char** arguments) {
           if (!causal) break;
         }
       }
+    } else if (is("attended")) {
+      const auto encoder = started(model, options);
+      Batch batch({20, 30});
+      for (const std::vector<int32_t>& asked : {std::vector<int32_t>{20, 0}, {21, 1}, {20, 1}}) {
+        batch.view.attended = asked.data();
+        run(*encoder, batch.view);
+      }
     } else if (is("tasks")) {
       model.task_heads.classifier = {{kHidden, 1}};
       const auto encoder = started(model, options);

@@ -82,8 +82,12 @@ def outputs(
     *,
     label_mass: bool = False,
     vocabulary: Floats | None = None,
+    attended: Sequence[int] = (),
 ) -> Floats:
-    """The flattened results of `computed`. With `label_mass`, those of LABEL_MASS follow."""
+    """The flattened results of `computed`. With `label_mass`, those of LABEL_MASS follow.
+
+    `attended`: the first tokens of each text that are attended to, of texts that have others.
+    """
     config, decider, checkpoint = model.config, marker_decider(model), Checkpoint.open(model)
     told = [*told_fields(config), "pooling", POOLINGS[model.pooling]]
     tensors = list(layer_tensors(config, checkpoint.with_adapter(adapter), dtype == INT8))
@@ -104,7 +108,7 @@ def outputs(
     prefixes = [] if batch.prefixes is None else batch.prefixes.reshape(-1).tolist()
     types = [] if batch.token_types is None else batch.token_types.tolist()
     told += [len(batch.cu_seqlens) - 1, *np.diff(batch.cu_seqlens), *batch.ids, len(types), *types]
-    told += [len(prefixes), *prefixes]
+    told += [len(prefixes), *prefixes, len(attended), *attended]
     command: list[str | Path] = [program, gemm, str(dtype), data, out]
     ran = subprocess.run(command, input=" ".join(map(str, told)), capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr
@@ -191,6 +195,20 @@ def test_rows_of_a_shared_prefix(program: Path, tmp_path: Path, kind: str, gemm:
     positions = np.concatenate([np.arange(length) for length in np.diff(batch.cu_seqlens)])
     np.testing.assert_array_equal(rows, every[positions >= np.repeat(begins[:, 1], np.diff(batch.cu_seqlens))])
     np.testing.assert_array_equal(pooled, expected)
+
+
+@pytest.mark.parametrize(("gemm", "dtype"), [(PORTABLE, FLOAT32), (HOPPER, FLOAT16)])
+@pytest.mark.parametrize("kind", ["ELECTRA's", "JinaBERT's", "ModernBERT's", "LFM2's"])
+def test_tokens_that_are_not_attended_to(
+    program: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, gemm: str, dtype: int
+) -> None:
+    """In short texts and in long ones; some are too far behind the others for any window."""
+    model = described(tmp_path, kind)
+    batch, attended = drawn(model, [70, 1, 40, 32, 5, 33]), np.array([5, 1, 40, 9, 4, 32], np.int32)
+    rows = outputs(program, model, gemm, dtype, batch, most=batch.tokens, attended=attended.tolist())
+    monkeypatch.setattr("embert.engine.encoders.cpu.encoder.attended_tokens", lambda *_: attended)
+    wanted = TorchEncoder(model, dtype="float32", max_batch_tokens=1 << 12).encode(batch, Task.TOKENS)
+    assert relative_errors(rows[: wanted.size].reshape(wanted.shape), wanted).max() <= ALLOWED[dtype]
 
 
 @pytest.mark.parametrize(("gemm", "dtype"), [(PORTABLE, FLOAT32), (PORTABLE, FLOAT16), (HOPPER, FLOAT16)])

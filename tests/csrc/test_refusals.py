@@ -141,6 +141,14 @@ def test_prefixes_are_whole_steps_of_sequences_without_one(program: Path) -> Non
         assert f"sequence {sequence} cannot continue {tokens} tokens of sequence {owner}:" in line
 
 
+def test_a_sequence_attends_to_one_of_its_tokens_at_least(program: Path) -> None:
+    assert steps(told(program, "attended")) == [
+        "submit refused: attended tokens of sequence 1 must be 1 to 30, found 0",
+        "submit refused: attended tokens of sequence 0 must be 1 to 20, found 21",
+        "submit fine", "wait fine",
+    ]  # fmt: skip
+
+
 def test_tasks_are_what_the_model_has_heads_for(program: Path) -> None:
     must = "must be bits of 7 (EMBED, TOKENS, CLASSIFY), and not 0"
     assert steps(told(program, "tasks")) == [

@@ -1,7 +1,7 @@
 // Prints what attention with a window reads. "steps" and cases (length, before, after, first query, queries, keys): a
 // line of "first_step end_step", then of each step whether all queries see all its keys, then an empty line. "keys" and
 // cases (length, first query, before, after): for each of a warp's 16 queries on Hopper (attention/sm90/tile.cuh) a
-// line of the keys that it sees, then an empty line.
+// line of the keys that it sees, then an empty line. Queries may be past the keys of a text of this length.
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -12,7 +12,7 @@ namespace {
 
 void print_steps(int length, int before, int after, int query, int queries, int keys) {
   const embert::KeyWindow window{before, after};
-  const int first = window.first_step(query, keys), end = window.end_step(query + queries - 1, length, keys);
+  const int end = window.end_step(query + queries - 1, length, keys), first = window.first_step(query, end, keys);
   std::printf("%d %d\n", first, end);
   for (int step = first; step < end; ++step) std::printf("%d ", window.sees_all(query, queries, step * keys, keys));
   std::printf("\n");
@@ -22,12 +22,13 @@ void print_keys(int length, int query, int before, int after) {
   constexpr int kStep = 64;
   const embert::KeyWindow window{before, after};
   const int tile = query / kStep * kStep;  // of which the warp is a part
-  for (int row = query; row < query + 16 && row < length; ++row) {
-    for (int step = window.first_step(tile, kStep); step < window.end_step(tile + kStep - 1, length, kStep); ++step) {
+  for (int row = query; row < query + 16; ++row) {
+    const int end = window.end_step(tile + kStep - 1, length, kStep);
+    for (int step = window.first_step(tile, end, kStep); step < end; ++step) {
       const int from = step * kStep, keys = length - from <= kStep / 2 ? kStep / 2 : kStep;
       const bool all = from + keys <= length && window.sees_all(query, 16, from, keys);
       for (int key = from; key < from + keys; ++key) {
-        if (all || unsigned(window.place(row, key)) <= unsigned(window.most(row, length))) std::printf("%d ", key);
+        if (all || unsigned(window.place(row, key)) < unsigned(window.count(row, length))) std::printf("%d ", key);
       }
     }
     std::printf("\n");

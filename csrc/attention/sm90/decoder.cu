@@ -74,7 +74,8 @@ using namespace sm90;
 // The same for all lanes of a warp, and the compiler knows it: what depends on it stays in uniform registers, and no
 // R2UR precedes a wgmma (common/warp.cuh). That took head size 128 from 445 to 485 TFLOP/s.
 __device__ __forceinline__ AttentionTile uniform(const AttentionTile& tile) {
-  return {__shfl_sync(~0u, tile.first_row, 0), __shfl_sync(~0u, tile.length, 0), __shfl_sync(~0u, tile.query, 0), 0};
+  return {__shfl_sync(~0u, tile.first_row, 0), __shfl_sync(~0u, tile.length, 0), __shfl_sync(~0u, tile.query, 0),
+          __shfl_sync(~0u, tile.hidden, 0)};
 }
 
 // The division of a launch's query heads into blocks.
@@ -101,7 +102,7 @@ __device__ __forceinline__ void attend_decoder_tile(const CUtensorMap& qkv_map, 
     prefix = {__shfl_sync(~0u, prefix.row, 0), __shfl_sync(~0u, prefix.tokens, 0)};
   }
   const int tiles_of_block = shape.pairs_heads ? 1 : At::kGroups;
-  const int groups = shape.pairs_heads || tile.query + kTileRows < tile.length ? At::kGroups : 1;  // with queries
+  const int groups = shape.pairs_heads || tile.query + kTileRows < tile.tokens() ? At::kGroups : 1;  // with queries
   if (threadIdx.x == 0) {
     prefetch_tensor_maps(qkv_map);
     for (int stage = 0; stage < At::kStages; ++stage) {
@@ -124,10 +125,10 @@ __device__ __forceinline__ void attend_decoder_tile(const CUtensorMap& qkv_map, 
   const int query = tile.query + (shape.pairs_heads ? 0 : group * kTileRows);  // the warpgroup's first
   // The steps of the block, and of this warpgroup.
   const int last_query = tile.query + (groups == tiles_of_block ? groups : 1) * kTileRows - 1;
-  const int block_first = window.first_step(tile.query, kTileRows);
   const int block_end = window.end_step(last_query, tile.length, kTileRows);
-  const int first = window.first_step(query, kTileRows);
+  const int block_first = window.first_step(tile.query, block_end, kTileRows);
   const int end = window.end_step(query + kTileRows - 1, tile.length, kTileRows);
+  const int first = window.first_step(query, end, kTileRows);
 
   KvPipelineState<At::kStages> next;
   int next_box = 2 * block_first;  // of the text: the keys of step i are 2·i, its values 2·i + 1
@@ -329,8 +330,9 @@ __device__ __forceinline__ void attend_decoder_tile(const CUtensorMap& qkv_map, 
 
   // Results pass through the warpgroup's part of Q's memory, which only this warpgroup has read.
   sync_group(group);
-  const int rows = min(16, tile.length - query - warp * 16);
+  const int rows = min(16, tile.tokens() - query - warp * 16);
   if (rows <= 0) return;
+  clear_unseeing(sum, query + warp * 16 + lane / 4, tile.length, window);
 #pragma unroll
   for (int box = 0; box < At::kBoxes; ++box)
     store_context<T, 64>(smem + (q_from - base) + box * At::kBoxBytes + warp * 16 * 128,

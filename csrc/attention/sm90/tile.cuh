@@ -70,7 +70,7 @@ __device__ __forceinline__ float (&tiles(float (&elements)[kElements]))
 // Which keys a tile's queries attend to, and in which steps of 64. `mask` removes the keys of a step that a row does
 // not attend to from its scores.
 struct AllKeys {
-  static constexpr bool kMayBeEmpty = false;  // whether a row may have no key in a step
+  static constexpr bool kMayBeEmpty = false;  // whether a row may have no key in a step, or at all
   __device__ __forceinline__ constexpr int first(const AttentionTile&) const { return 0; }
   __device__ __forceinline__ int end(const AttentionTile& tile) const {
     return (tile.length + kTileRows - 1) / kTileRows;
@@ -100,12 +100,12 @@ __device__ __forceinline__ void mask_window(float (&s)[kElements], const KeyWind
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const int row = query + lane / 4 + 8 * half;
-    const int first = window.place(row, key + 2 * (lane % 4)), last = window.most(row, length);
+    const int first = window.place(row, key + 2 * (lane % 4)), count = window.count(row, length);
 #pragma unroll
     for (int n = 0; n < kKeys / 8; ++n)
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        if (unsigned(first + 8 * n + i) > unsigned(last)) s[4 * n + 2 * half + i] = hidden;
+        if (unsigned(first + 8 * n + i) >= unsigned(count)) s[4 * n + 2 * half + i] = hidden;
       }
   }
 }
@@ -115,7 +115,7 @@ struct NearKeys {
   KeyWindow window;
 
   __device__ __forceinline__ int first(const AttentionTile& tile) const {
-    return window.first_step(tile.query, kTileRows);
+    return window.first_step(tile.query, end(tile), kTileRows);
   }
   __device__ __forceinline__ int end(const AttentionTile& tile) const {
     return window.end_step(tile.query + kTileRows - 1, tile.length, kTileRows);
@@ -298,8 +298,9 @@ __device__ __forceinline__ void attend_tile(const CUtensorMap& qkv_map, const T*
 
   // Results pass through Q's memory, which no warp reads any more, so that lanes store 16 bytes of a row.
   __syncthreads();
-  const int rows = min(16, tile.length - tile.query - warp * 16);
+  const int rows = min(16, tile.tokens() - tile.query - warp * 16);
   if (rows <= 0) return;
+  if constexpr (Keys::kMayBeEmpty) clear_unseeing(sum, tile.query + warp * 16 + lane / 4, tile.length, keys.window);
   uint8_t* const rows_of_warp = smem + At::kQ + warp * 16 * At::kRowBytes;
   const int first_row = tile.first_row + tile.query + warp * 16;
   if constexpr (std::is_same_v<Context, QuantizedBlocks>) {

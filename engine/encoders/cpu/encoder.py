@@ -24,7 +24,6 @@ from embert.engine.encoders.cpu.runs import (
     Group,
     Run,
     allow_threads,
-    attended_tokens,
     cut_into_runs,
     run_count,
 )
@@ -33,7 +32,7 @@ from embert.engine.encoders.positions import padding_positions
 from embert.engine.errors import EncoderError, UnsupportedModel
 from embert.engine.heads.description import LabelDecider, MarkerDecider
 from embert.engine.heads.embedding import EmbeddingHead
-from embert.engine.heads.late_interaction import Scoring
+from embert.engine.heads.late_interaction import Scoring, attended_tokens
 from embert.engine.host import cpu_name, keep_freed_memory, usable_cores, usable_cpus
 from embert.engine.model import Model
 from embert.engine.tasks import ALL_TASKS, NO_SHARING, Sharing, Task

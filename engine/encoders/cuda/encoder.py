@@ -40,7 +40,7 @@ from embert.engine.encoders.self_test import mismatch, self_test_ids, vector_of
 from embert.engine.errors import EncoderError, EncoderLost, HeadMisfit, Misfit, UnsupportedModel
 from embert.engine.heads.description import LabelDecider
 from embert.engine.heads.embedding import EmbeddingHead
-from embert.engine.heads.late_interaction import Scoring
+from embert.engine.heads.late_interaction import Scoring, attended_tokens
 from embert.engine.model import Model
 from embert.engine.models.encoder_config import EncoderConfig
 from embert.engine.tasks import NO_TASK, Sharing, Task
@@ -150,6 +150,8 @@ class CudaEncoder(Encoder):
         self._host_embedding = HostEmbedding(model) if shapes.embeds_on_the_host(model) else None
         self._device_logits = DeviceLogits.of(model)
         self._scores, self._scores_on_the_host = model.late_interaction, shapes.scores_on_the_host(model)
+        head = model.heads.multi_vector
+        self._unattended = None if head is None else head.unattended
         classifier = model.heads.classifier
         self._padding_id = None if classifier is None else classifier.padding_id
         self.sharing = Sharing(
@@ -333,6 +335,7 @@ class CudaEncoder(Encoder):
                     _contiguous(batch.prefixes, np.int32),
                     None if scoring is None else _contiguous(scoring.spans, np.int32),
                     None if scoring is None else scoring.rows,
+                    attended_tokens(batch, self._unattended),
                 )
             )
         except (self._cuda.Refused, self._cuda.Lost) as error:

@@ -231,8 +231,6 @@ def check_heads(model: Model) -> None:
     """Raise UnsupportedModel for heads that the extension cannot compute."""
     heads, classifier, token_classifier = model.heads, model.heads.classifier, model.heads.token_classifier
     on_the_host = classifies_on_the_host(model)
-    if heads.multi_vector is not None and heads.multi_vector.unattended is not None:
-        _refuse(model, "expands queries by tokens that are not attended to")
     if token_classifier is not None and len(token_classifier.labels) > MOST_TOKEN_LABELS:
         labels = f"has {len(token_classifier.labels)} labels for tokens"
         _refuse(model, labels, f"; the CUDA encoder runs at most {MOST_TOKEN_LABELS}")
