@@ -121,6 +121,7 @@ class StandInEncoder:
         self.heads = config.task_heads
         self.loaded: dict[tuple[str, int], npt.NDArray[Any]] = {}  # by name and layer, as stored
         self.batches: list[tuple[Any, ...]] = []
+        self.attended: Any = None  # of the last batch; only recorded
         self.fails: list[Exception] = []  # what the next submissions raise
         self._outputs: dict[int, list[Output]] = {}
         self._layers = dataclasses.replace(gpu.model, pooling="mean", after_pooling=(), heads=NO_HEADS, embeds=True)
@@ -167,6 +168,7 @@ class StandInEncoder:
         prefixes: Any = None,
         spans: Any = None,
         rows: Any = None,
+        attended: Any = None,
     ) -> int:
         """Compute at once. Positions are only recorded, because the CPU encoder finds its own.
 
@@ -178,6 +180,7 @@ class StandInEncoder:
             raise Refused("two batches are in flight already")
         if self.fails:
             raise self.fails.pop()
+        self.attended = attended
         self.batches.append((ids, cu_seqlens, types, positions, dims, norm, tasks))
         # One sequence at a time: as on a GPU, its bits do not depend on the others.
         assert prefixes is None, "the CPU encoder runs texts one by one"

@@ -20,6 +20,7 @@ from embert.engine.encoders.cuda.heads import without_padding
 from embert.engine.errors import BrokenModel, EncoderError, UnsupportedModel
 from embert.engine.heads.description import (
     Classifier,
+    Expansion,
     Heads,
     Layer,
     MultiVector,
@@ -234,6 +235,19 @@ def test_a_text_that_wants_more_than_classes_keeps_no_padding_in_silence() -> No
     batch = dataclasses.replace(engine.pack([np.array([1, 2], np.int32), np.array([3, 9], np.int32)]), tasks=tasks)
     with pytest.raises(EncoderError, match=r"sequence 1 .*\(9\)"):
         without_padding(batch, PADDING)
+
+
+def test_tokens_that_queries_do_not_attend_to(model: Model, make: Make) -> None:
+    head = MultiVector((COLBERT,), query=Role(expansion=Expansion(9, 32, attended=False)))
+    encoder, gpu = make(dataclasses.replace(model, heads=Heads(multi_vector=head), embeds=False, after_pooling=()))
+    batch = engine.pack([np.array(ids, np.int32) for ids in ([5, 6, 9, 9], [9, 9], [5, 9, 6])])
+    encoder.wait(encoder.submit(batch.wanting(Task.MULTI)))
+    assert gpu.attended.tolist() == [2, 2, 3]
+    scored = batch.wanting(Task.CLASSIFY).with_queries(np.array([True, False, False]))
+    encoder.wait(encoder.submit(scored))
+    assert gpu.attended.tolist() == [2, 2, 3]
+    encoder.wait(encoder.submit(batch.taken(np.array([1, 2])).wanting(Task.MULTI)))
+    assert gpu.attended is None
 
 
 @pytest.mark.parametrize("pooling", [None, TokenPooling(2, 0, True)])
