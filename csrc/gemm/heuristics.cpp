@@ -6,10 +6,12 @@
 namespace embert::sm90 {
 namespace {
 
-// Up to this many tiles of 64 × 64 the small M kernel is faster: for GEMMs with more columns out than in, and for the
-// others. Forward passes in µs with it and in ping-pong: BERT-base at 448 rows (QKV has 252 tiles) 513 and 481, -large
-// at 320 rows (240 tiles) 1 100 and 1 126.
-constexpr int kSmallMTilesWidening = 240, kSmallMTiles = 160;
+// Up to this many tiles of 64 × 64 the small M kernel is faster: for GEMMs with more columns out than in, for those of
+// them with up to kFewRows rows, and for the others. Forward passes in µs with it and in ping-pong: BERT-base at 448
+// rows (QKV has 252 tiles) 513 and 481, -large at 320 rows (240 tiles) 1 100 and 1 126. A layer of Qwen3-0.6B at 256
+// rows (QKV has 256 tiles): 46.7 and 48.7 (H200).
+constexpr int kSmallMTilesWidening = 240, kSmallMTilesFewRows = 264, kSmallMTiles = 160;
+constexpr int kFewRows = 256;
 constexpr int kMaxSmallM = 4096;  // statistics of more rows, up to four parts a group, do not fit their memory (norm.h)
 
 // Measured for a whole layer at a time (BERT-base, -large, MiniLM; 16 to 1 024 rows; each GEMM with each tile): this
@@ -22,19 +24,28 @@ constexpr int kMaxSmallM = 4096;  // statistics of more rows, up to four parts a
 // and 718.
 constexpr int kWideRows = 16, kWideInt8Rows = 32;  // the latter is not measured
 
-GemmConfig small_m_config(int rows, int out, int in, int wide_rows) {
+// Over 128 rows and from this K on, where y is not wider than x, tiles have 32 columns as long as a multiprocessor has
+// at most one. µs a layer with 64 and 32 columns (H200): FFN out of BERT-base at 320 rows 37.9 and 36.4, of -large at
+// 199 rows 39.8 and 38.6, both such GEMMs of Qwen3-0.6B at 199 rows 48.0 and 46.5; with more tiles, -large at 320 rows,
+// 49.2 and 54.0; with K = 1 024, O of -large at 199 rows, 39.8 and 43.0.
+constexpr int kNarrowK = 2048;
+
+GemmConfig small_m_config(const GemmShape& shape, int wide_rows, int num_sms) {
+  const int rows = shape.m, out = shape.n, in = shape.k;
   const auto tile = [](int tile_rows, int columns) { return GemmConfig{GemmKernel::kSmallM, tile_rows, columns}; };
   const bool widens = out > in;
   if (widens && rows <= 32) return tile(rows <= 16 ? 16 : 32, in >= (rows <= wide_rows ? 1024 : 2048) ? 64 : 32);
   if (widens) return tile(64, rows <= 64 ? 32 : 64);
   if (rows <= 32) return tile(rows > 16 && out == 768 ? 32 : 16, 32);
   if (rows <= 96) return tile(32, 32);
-  return tile(64, rows <= 128 ? 32 : 64);
+  const bool is_one_wave = tiles_of(rows, 64) * tiles_of(out, 32) <= num_sms;
+  return tile(64, rows <= 128 || (in >= kNarrowK && is_one_wave) ? 32 : 64);
 }
 
 bool is_small_m(const GemmShape& shape) {
   const int tiles = tiles_of(shape.m, 64) * tiles_of(shape.n, 64);
-  return tiles <= (shape.n > shape.k ? kSmallMTilesWidening : kSmallMTiles) && shape.m <= kMaxSmallM;
+  const int most = shape.n <= shape.k ? kSmallMTiles : shape.m <= kFewRows ? kSmallMTilesFewRows : kSmallMTilesWidening;
+  return tiles <= most && shape.m <= kMaxSmallM;
 }
 
 // Without a residual and up to this K, ping-pong tiles of 128 × 128 are faster than cooperative ones. In µs, ping-pong
@@ -94,7 +105,7 @@ Narrowing narrowing_of(int tile_rows, int across, int clusters) {
 }
 
 GemmConfig choose_config(const GemmShape& shape, int num_sms) {
-  if (is_small_m(shape) && shape.k % 64 == 0) return small_m_config(shape.m, shape.n, shape.k, kWideRows);
+  if (is_small_m(shape) && shape.k % 64 == 0) return small_m_config(shape, kWideRows, num_sms);
   if (shape.residual) return residual_config(shape, num_sms / kCluster);
   return plain_config(shape, num_sms);
 }
@@ -108,7 +119,7 @@ constexpr int kMaxInt8PingPongK = 1024;
 // those of 16 bits, which is not measured.
 GemmConfig choose_int8_config(const GemmShape& shape, int num_sms) {
   if (is_small_m(shape)) {
-    GemmConfig few = small_m_config(shape.m, shape.n, shape.k, kWideInt8Rows);
+    GemmConfig few = small_m_config(shape, kWideInt8Rows, num_sms);
     if (shape.residual) few.columns = 32;  // with 64 columns the scales do not fit the registers
     return few;
   }
