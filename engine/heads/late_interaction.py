@@ -34,13 +34,13 @@ def multi_vector_mask(ids: Ints, cu_seqlens: Ints, head: MultiVector, *, is_quer
 
 
 def attended_tokens(batch: PackedBatch, token: int | None) -> npt.NDArray[np.int32] | None:
-    """The number of each sequence's first tokens whose keys rows have: int32 [B], 1 … length; None: all of all.
+    """Return how many tokens of each sequence are attended to, the first ones: int32 [B], 1 … length; None: all are.
 
-    ColBERT's query expansion puts mask tokens after a query. Unless a model attends to them, no row has their keys, not
-    even their own: see `Expansion` in heads/description.py.
+    ColBERT's query expansion puts mask tokens after a query. Unless a model attends to them, no token does, not even
+    they themselves: see `Expansion` in heads/description.py.
 
-    The run of `token` at the end does not count in sequences that want MULTI, and in all of a batch with queries. In
-    others it does. A sequence of nothing else has all its keys.
+    `token` is that of the expansion. A run of it at a sequence's end is not attended to if the sequence requests MULTI
+    or the batch has queries. A sequence that consists of nothing else is attended to as a whole.
     """
     scored = batch.is_query is not None
     if token is None or not (scored or Task.MULTI in batch.wanted) or not batch.tokens:
