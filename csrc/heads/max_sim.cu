@@ -3,6 +3,7 @@
 #include "common/launch.cuh"
 #include "common/numeric.cuh"
 #include "heads/heads.h"
+#include "heads/inverse_length.cuh"
 
 namespace embert {
 namespace {
@@ -17,19 +18,6 @@ namespace {
 constexpr int kWarps = 8, kTokens = 4;
 constexpr int kGap = 4;  // floats between vectors, so that lanes read from different banks
 constexpr float kNone = -INFINITY;
-
-// 1 / length of a row, for all lanes: as token_heads.cu has it.
-template <typename T>
-__device__ __forceinline__ float inverse_length(const T* row, int columns, int lane) {
-  constexpr int kWidth = Pack<T>::kSize;
-  float square = 0.0f;
-  for (int column = lane * kWidth; column < columns; column += 32 * kWidth) {
-    const Pack<T> pack = load_pack_coherent(row + column);
-#pragma unroll
-    for (int i = 0; i < kWidth; ++i) square = fmaf(to_float(pack.values[i]), to_float(pack.values[i]), square);
-  }
-  return 1.0f / fmaxf(sqrtf(warp_sum(square)), 1e-12f);
-}
 
 template <typename T>
 __global__ void __launch_bounds__(kWarps * 32)

@@ -3,6 +3,7 @@
 #include "common/launch.cuh"
 #include "common/numeric.cuh"
 #include "heads/heads.h"
+#include "heads/inverse_length.cuh"
 #include "ops/row_stats.cuh"
 
 namespace embert {
@@ -28,15 +29,7 @@ __global__ void __launch_bounds__(kWarps * 32)
   const T* const from = x + size_t(chosen == nullptr ? row : chosen[row]) * columns;
   float* const to = y + size_t(row) * columns;
   float scale = 1.0f;
-  if constexpr (kUnitLength) {
-    float square = 0.0f;
-    for (int column = lane * kWidth; column < columns; column += 32 * kWidth) {
-      const Pack<T> pack = load_pack_coherent(from + column);
-#pragma unroll
-      for (int i = 0; i < kWidth; ++i) square = fmaf(to_float(pack.values[i]), to_float(pack.values[i]), square);
-    }
-    scale = 1.0f / fmaxf(sqrtf(warp_sum(square)), 1e-12f);
-  }
+  if constexpr (kUnitLength) scale = inverse_length(from, columns, lane);
   for (int column = lane * kWidth; column < columns; column += 32 * kWidth) {
     const Pack<T> pack = load_pack_coherent(from + column);
 #pragma unroll
