@@ -12,7 +12,7 @@ finished with the last request.
 
 CPU is measured: windows of the server alternate with windows of a plain uvicorn and Starlette application
 (benchmarks.rivals.echo) under the same load, and the least CPU of the one is divided by the least of the other. What
-other processes do to caches moves that quotient, hence TOLERANCE. A run takes 17 s.
+other processes do to caches moves that quotient, hence TOLERANCE. A run takes about 20 s.
 
 The last stage is the median latency of one short text next to 16 connections of 32 passages, divided by that of the
 large requests. A short text that waits for all large requests that are ready takes as long as they do.

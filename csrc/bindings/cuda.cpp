@@ -229,8 +229,7 @@ NB_MODULE(_cuda, m) {
            "dimensions"_a.none(), "normalize"_a.none(), "tasks"_a.none() = nb::none(), "prefixes"_a.none() = nb::none(),
            "spans"_a.none() = nb::none(), "rows"_a.none() = nb::none(), "attended"_a.none() = nb::none(),
            "Start a forward. `tasks`: bits of engine/tasks.py a sequence; None: all EMBED. `prefixes`: those of "
-           "engine/batch.py. `spans`, `rows`, `attended`: engine/heads/late_interaction.py. Returns a "
-           "ticket.")
+           "engine/batch.py. `spans`, `rows`, `attended`: engine/heads/late_interaction.py. Returns a ticket.")
       .def(
           "wait", &wait, "ticket"_a,
           "A tuple for each task that some sequence requests: its bit, values [rows, columns], offsets [sequences + 1] "
