@@ -24,8 +24,8 @@ from embert.engine.encoders.cpu.runs import (
     Group,
     Run,
     allow_threads,
+    assign_runs,
     cut_into_runs,
-    run_count,
 )
 from embert.engine.encoders.cpu.transformer import Transformer
 from embert.engine.encoders.positions import padding_positions
@@ -50,12 +50,13 @@ Ints = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
-    """A submitted batch, copied. Sequences are sorted by length, and tokens are in that order."""
+    """A submitted batch, copied. Sequences are sorted by run and then by length, and tokens are in that order."""
 
     wanted: Task  # by any sequence
-    tasks: npt.NDArray[np.uint8]  # [B] shortest sequence first
-    order: Ints  # [B] sequence numbers, shortest first
+    tasks: npt.NDArray[np.uint8]  # [B] in that order
+    order: Ints  # [B] sequence numbers, in that order
     lengths: Ints  # [B] in that order
+    runs: Ints | None  # [B] in that order: numbers of runs; None: all are one
     attended: Ints | None  # [B] in that order: tokens that are attended to, where those are not all
     tokens: Ints  # [T] where each token came from
     ids: Ints  # [T]
@@ -64,12 +65,12 @@ class Ticket:
     adapters: Ints | None  # [T]: of the token's sequence, -1: none
     dimensions: npt.NDArray[np.int32] | None  # [B] in the order submitted
     normalize: npt.NDArray[np.bool_] | None  # [B] likewise
-    prompt_tokens: Ints | None  # [B] shortest first: first ones of each sequence, that are not pooled
+    prompt_tokens: Ints | None  # [B] in that order: first ones of each sequence, that are not pooled
     prefixes: Ints | None = None  # [B, 2] of PackedBatch; then sequences are sorted by prefix, and then by length
     scoring: Scoring | None = None  # where it is set, all sequences request MULTI
 
     def wanting(self, task: Task) -> npt.NDArray[np.bool_]:
-        """Mask of the sequences that want a task: [B], shortest first."""
+        """Mask of the sequences that want a task: [B], in their order."""
         wants: npt.NDArray[np.bool_] = (self.tasks & np.uint8(task)) != 0
         return wants
 
@@ -174,7 +175,10 @@ class CpuEncoder(Encoder):
         if longest > most:
             raise EncoderError(f"a sequence of {longest} tokens is longer than the model's {most} positions")
         attended = attended_tokens(batch, self._unattended)
-        order = np.argsort(lengths, kind="stable") if attended is None else np.lexsort((attended, lengths))
+        runs = None
+        if batch.prefixes is None:
+            runs = assign_runs(lengths, self._threads, self.hidden_size, shares_kernels=self.shares_kernels)
+        order = np.lexsort([key for key in (attended, lengths, runs) if key is not None])
         if batch.prefixes is not None:
             owners, shared = batch.prefixes.T
             order = order[np.argsort(np.where(shared, owners, -1)[order], kind="stable")]
@@ -196,6 +200,7 @@ class CpuEncoder(Encoder):
             tasks=np.full(len(order), Task.EMBED, np.uint8) if batch.tasks is None else batch.tasks[order],
             order=order,
             lengths=lengths,
+            runs=None if runs is None else runs[order],
             attended=None if attended is None else attended[order].astype(np.int64),
             tokens=tokens,
             ids=batch.ids[tokens].astype(np.int64),
@@ -225,25 +230,17 @@ class CpuEncoder(Encoder):
         del self._transformer, self._heads, self._embedding
 
     def _forward(self, ticket: Ticket) -> dict[Task, TaskOutput]:
-        runs = self._runs(ticket)
+        runs = list(cut_into_runs(ticket.lengths, ticket.attended, ticket.runs, ticket.prefixes))
         if len(runs) <= 1:
             allow_threads(self._threads_for(len(ticket.ids)))
             parts = [self._run(ticket, run) for run in runs]
         else:
-            # Each run has its own thread of the pool, which allows it no more. Longest sequences first: the short ones
-            # fill the gaps at the end.
-            running = [self._pool.submit(self._run, ticket, run) for run in reversed(runs)]
+            # Each run has its own thread of the pool, which allows it no more.
+            running = [self._pool.submit(self._run, ticket, run) for run in runs]
             wait(running)
             allow_threads(self._threads)  # for what follows the pooling
-            parts = [one.result() for one in reversed(running)]
+            parts = [one.result() for one in running]
         return {task: self._rows(task, parts, ticket) for task in ALL_TASKS if task in ticket.wanted}
-
-    def _runs(self, ticket: Ticket) -> list[Run]:
-        """A run for each thread, or one for all of them where there are too few sequences for that."""
-        count = run_count(len(ticket.ids), self._threads) if ticket.prefixes is None else 1
-        if self.shares_kernels and 1 < min(count, len(ticket.lengths)) < self._threads:
-            count = 1
-        return list(cut_into_runs(ticket.lengths, ticket.attended, count, ticket.prefixes))
 
     def _rows(self, task: Task, parts: Sequence[Mapping[Task, TaskOutput]], ticket: Ticket) -> TaskOutput:
         """The rows of the sequences that want a task, in the order submitted, from those of the runs."""

@@ -6,6 +6,7 @@ of groups: adjacent sequences of equal length.
 
 from __future__ import annotations
 
+import heapq
 import itertools
 import threading
 from collections.abc import Iterator
@@ -35,25 +36,80 @@ MAX_RUN_TOKENS = 256
 MIN_RUN_TOKENS = 48
 
 
+# If one thread has this much more to do than the average, for each thread, all share each kernel instead: two threads
+# lose 0 to 5 % by that, and more threads wait longer for each other.
+MAX_EXCESS = 0.03
+
+# The products of a token cost as much as attention to this many tokens, times the hidden size.
+PRODUCTS_COST = 4
+
+
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Adjacent sequences of a batch that is sorted by length."""
+    """Adjacent sequences of a batch that is sorted by run, and then by length."""
 
     sequences: slice
     tokens: slice
     groups: list[Group]  # tokens count from the run's first
 
 
-def run_count(tokens: int, threads: int) -> int:
-    """Number of runs to cut a batch into: a multiple of `threads`, unless runs would be too short."""
-    return max(1, min(threads * -(-tokens // (threads * MAX_RUN_TOKENS)), tokens // MIN_RUN_TOKENS))
+def assign_runs(lengths: Ints, threads: int, hidden_size: int, *, shares_kernels: bool) -> Ints | None:
+    """Assign sequences to runs so that all threads end at about the same time.
+
+    Returns the run of each sequence [B], numbered in the order in which threads take them. None: all are one run, as
+    there are too few tokens for two, or, with `shares_kernels`, as one thread would have much more to do than others.
+    """
+    tokens = int(lengths.sum())
+    workers = min(threads, tokens // MIN_RUN_TOKENS, len(lengths))
+    if workers < (threads if shares_kernels else 2) or workers < 2:
+        return None
+    costs = lengths * (PRODUCTS_COST * hidden_size + lengths)
+    worker_of = _balanced(costs, workers)
+    loads = np.bincount(worker_of, costs, workers)
+    average = float(loads.mean())
+    if shares_kernels and loads.max() > average * (1 + MAX_EXCESS * threads):
+        return None
+    # Each thread takes its longest sequences first, in as many runs as keep to the limit on average.
+    runs_each = -(-tokens // (workers * MAX_RUN_TOKENS))
+    order = np.lexsort((-costs, worker_of))
+    before = (np.cumsum(costs[order]) - costs[order]) - (np.cumsum(loads) - loads)[worker_of[order]]
+    part = np.minimum((before + costs[order] / 2) * runs_each // average, runs_each - 1)
+    _, firsts, numbers = np.unique(worker_of[order] * runs_each + part, return_index=True, return_inverse=True)
+    runs = np.empty(len(lengths), np.int64)
+    runs[order] = np.argsort(np.argsort(before[firsts], kind="stable"))[numbers]
+    return runs
 
 
-def cut_into_runs(lengths: Ints, attended: Ints | None, count: int, prefixes: Ints | None = None) -> Iterator[Run]:
-    """Cut sequences into at most `count` runs of about equal tokens.
+def _balanced(costs: Ints, workers: int) -> Ints:
+    """Assign sequences [B] to workers so that the sums of their costs are about equal."""
+    worker_of = np.empty(len(costs), np.int64)
+    loads = [(0, worker) for worker in range(workers)]
+    for sequence in np.argsort(-costs, kind="stable").tolist():  # to the worker that has least
+        load, worker = loads[0]
+        worker_of[sequence] = worker
+        heapq.heapreplace(loads, (load + int(costs[sequence]), worker))
+    for _ in range(workers):  # exchange two sequences of the ones that have least and most
+        (least, lightest), (most, heaviest) = min(loads), max(loads)
+        light, heavy = (np.flatnonzero(worker_of == worker) for worker in (lightest, heaviest))
+        differences = costs[heavy] - costs[light][:, None]
+        best = np.unravel_index(np.abs(2 * differences - (most - least)).argmin(), differences.shape)
+        moved = int(differences[best])
+        if not 0 < moved < most - least:
+            break
+        worker_of[light[best[0]]], worker_of[heavy[best[1]]] = heaviest, lightest
+        loads.remove((least, lightest))
+        loads.remove((most, heaviest))
+        loads += [(least + moved, lightest), (most - moved, heaviest)]
+    return worker_of
 
-    They are sorted by `lengths` [B], and among equal ones by `attended` [B]: the tokens attended to; None: all. With
-    `prefixes` [B, 2], those of the batch in this order, all are one run, in which equal ones are adjacent.
+
+def cut_into_runs(
+    lengths: Ints, attended: Ints | None, runs: Ints | None, prefixes: Ints | None = None
+) -> Iterator[Run]:
+    """Yield the runs of sequences that are sorted by `runs` [B], numbers from 0 on; None: all are one run.
+
+    Those of a run are sorted by `lengths` [B], and among equal ones by `attended` [B], the tokens attended to; None:
+    all. With `prefixes` [B, 2], those of the batch in this order, all are one run, in which equal ones are adjacent.
     """
     if not len(lengths):
         return
@@ -62,11 +118,7 @@ def cut_into_runs(lengths: Ints, attended: Ints | None, count: int, prefixes: In
         yield Run(slice(0, 1), slice(0, only), [Group(0, 1, only, 0 if attended is None else int(attended[0]))])
         return
     ends = np.cumsum(lengths)
-    total = int(ends[-1])
-    # Cut at the ends of sequences that are nearest to even shares of the tokens.
-    shares = np.arange(1, count) * total / count
-    cuts = np.searchsorted(ends - lengths / 2, shares)
-    bounds = np.unique(np.concatenate([[0], cuts, [len(lengths)]])).tolist()
+    bounds = [0, len(lengths)] if runs is None else np.searchsorted(runs, np.arange(runs[-1] + 2)).tolist()
     for first, last in itertools.pairwise(bounds):
         own = lengths[first:last]
         changes = np.diff(own, prepend=0) != 0
