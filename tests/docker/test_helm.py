@@ -150,13 +150,6 @@ def test_without_a_gpu_it_is_the_cpus_image_with_as_many_threads_as_it_may_use_c
     assert deployment["spec"]["strategy"]["rollingUpdate"] == {"maxSurge": 1, "maxUnavailable": 0}
 
 
-def test_gpus_are_added_to_resources_of_ones_own() -> None:
-    settings = ("resources.requests.cpu=8", "gpu.count=2", "gpu.resource=nvidia.com/mig-1g.10gb")
-    resources = container(by_kind(templated(*settings))["Deployment"])["resources"]
-    gpus = {"nvidia.com/mig-1g.10gb": 2}
-    assert resources == {"requests": {"cpu": 8} | gpus, "limits": gpus}
-
-
 def test_everything_arrives_where_it_belongs() -> None:
     of = {f"{each['kind']} {each['metadata']['name']}": each for each in templated(*EVERYTHING)}
     pod = of["Deployment embert"]["spec"]["template"]["spec"]
@@ -234,14 +227,6 @@ def test_pods_may_connect_to_what_values_name() -> None:
     assert ports("options.EMBERT_OTLP_ENDPOINT=http://collector:4318", *mirror, *own) == [*usual, 4318, 80, 5000]
 
 
-def test_a_changed_option_makes_new_pods() -> None:
-    one, other = (
-        by_kind(templated(*settings))["Deployment"]["spec"]["template"]["metadata"]["annotations"]["checksum/config"]
-        for settings in ((), ("options.EMBERT_LOG_LEVEL=debug",))
-    )
-    assert one != other
-
-
 @pytest.mark.parametrize(
     ("release", "settings"),
     [
@@ -283,12 +268,6 @@ def test_replicas_follow_the_queue_and_how_busy_engines_are() -> None:
     for trigger, (metric, target) in zip(keda["triggers"], targets.items(), strict=True):
         assert trigger["metadata"]["threshold"] == target
         assert f"{metric}{own}" in trigger["metadata"]["query"], "tests/docker/test_monitoring.py asks Prometheus these"
-
-
-def test_nothing_scales_a_fixed_number_of_replicas() -> None:
-    of = by_kind(templated(*VARIANTS["fixed"]))
-    assert set(of) == {"ConfigMap", "Service", "Deployment"}
-    assert of["Deployment"]["spec"]["replicas"] == 3
 
 
 def test_what_watches_is_the_rules_and_the_dashboard() -> None:

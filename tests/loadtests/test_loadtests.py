@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from tests.server.live import ROOT, STAND_IN, Live, environment, live
-from tests.server.models import build_classifier
 
 KEY = ("--key", "right")
 BUSY = ("--late-ms", "60000")  # a machine that does other work sends late, which is not what is tested
@@ -67,17 +66,6 @@ def test_a_scenario_and_its_report(guarded: Live, tmp_path: Path) -> None:
     assert "<td>inference, p50</td>" in body
 
 
-def test_reranking(tmp_path: Path) -> None:
-    folder = build_classifier(tmp_path / "model", "relevance")
-    with live(str(folder), *STAND_IN) as server:
-        done = run("rerank", server.url, tmp_path / "report", "--p99-ms", "60000", *BUSY)
-    assert done.returncode == 0, done.stdout + done.stderr
-    with (tmp_path / "report" / "report_stats.csv").open() as file:
-        (row,) = [row for row in csv.DictReader(file) if row["Name"] == "32 passages reranked"]
-    assert int(row["Request Count"]) > 0
-    assert row["Failure Count"] == "0"
-
-
 def test_locust_itself_as_documented(guarded: Live, tmp_path: Path) -> None:
     """The command of docs/operations.md, with the key in the environment; a broken threshold sets the exit status."""
     page = (ROOT / "docs" / "operations.md").read_text()
@@ -97,16 +85,6 @@ def test_locust_itself_as_documented(guarded: Live, tmp_path: Path) -> None:
     assert (result, limit) == ("EXCEEDED", "0.001 ms")
     assert float(measured.removesuffix(" ms")) > 0.001
     assert f"<td>{measured}</td>" in (tmp_path / "report.html").read_text()
-
-
-def test_refusals_are_told_apart_and_a_spike_passes(tmp_path: Path) -> None:
-    with live(*STAND_IN, "--max-queue-tokens", "20", env={"STAND_IN_S": "0.02"}) as server:
-        done = run("spike", server.url, tmp_path, "--rate", "20", "--p99-ms", "60000", *BUSY)
-        assert done.returncode == 0, done.stdout + done.stderr
-        with (tmp_path / "report_stats.csv").open() as file:
-            names = {row["Name"]: int(row["Request Count"]) for row in csv.DictReader(file)}
-        assert names["query refused"] > 0
-        assert names["query"] > 0
 
 
 UNIT = """
