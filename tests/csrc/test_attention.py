@@ -198,55 +198,6 @@ def test_other_texts_infinities_stay_out(
         assert mixed[rows].tobytes() == single[rows].tobytes()
 
 
-@pytest.mark.parametrize("dtype", ref.DTYPES)
-@pytest.mark.parametrize("hopper", [False, True])
-@pytest.mark.parametrize("longest", [32, 33, 300])
-def test_relative_scores_past_the_longest_text_do_not_count(
-    device: Device, random: np.random.Generator, dtype: int, hopper: bool, longest: int
-) -> None:
-    """Steps go on to whole tiles, over what the table has no scores for."""
-    if hopper and dtype == ref.FLOAT32:
-        pytest.skip("always the portable kernel")
-    lengths = [longest, 1, longest - 1, longest, 20]
-    qkv = ref.drawn(random, (sum(lengths), 3 * 768), dtype)
-    relative = drawn_relative(random, 12, longest)
-    got = run_attention(device, dtype, qkv, lengths, 12, hopper, relative=relative)
-    wanted = ref.attention(ref.exact(qkv), lengths, 12, relative.astype(np.float64))
-    assert ref.error(got, wanted) <= (1e-6 if dtype == ref.FLOAT32 else 1.6 * ref.rounding(wanted, dtype))
-
-
-@pytest.mark.parametrize("hopper", [False, True])
-def test_attention_to_the_nearest_only(device: Device, hopper: bool) -> None:
-    """Scores that leave one key a query: an index that is off by one would show."""
-    lengths, heads = ref.LENGTHS, 12
-    qkv = np.zeros((sum(lengths), 3, heads, 64), np.float16)
-    qkv[:, 2] = (np.arange(sum(lengths)) % 2048)[:, None, None]
-    relative = np.zeros((heads, 1023), np.float32)
-    wanted = np.empty((sum(lengths), heads, 64))
-    starts = np.concatenate([[0], np.cumsum(lengths)])
-    for head in range(heads):
-        distance = head * 5 - 27
-        relative[head, 511 + distance] = 100
-        for start, length in zip(starts, lengths, strict=False):
-            rows = np.arange(start, start + length)
-            chosen = rows + distance
-            inside = (chosen >= start) & (chosen < start + length)
-            mean = qkv[start : start + length, 2, head].astype(np.float64).mean(axis=0)
-            wanted[rows, head] = np.where(inside[:, None], (chosen % 2048)[:, None], mean)
-    got = run_attention(device, ref.FLOAT16, qkv.reshape(len(qkv), -1), lengths, heads, hopper, relative=relative)
-    np.testing.assert_allclose(got.reshape(wanted.shape).astype(np.float64), wanted, rtol=2e-3)
-
-
-@pytest.mark.parametrize("hopper", [False, True])
-def test_attention_with_outliers(device: Device, random: np.random.Generator, hopper: bool) -> None:
-    lengths = [5, 100, 300]
-    qkv = ref.stored(ref.with_outliers(random.standard_normal((405, 3 * 768)), random), ref.FLOAT16)
-    wanted = ref.attention(ref.exact(qkv), lengths, 12)
-    assert ref.error(run_attention(device, ref.FLOAT16, qkv, lengths, 12, hopper), wanted) <= 1.6 * ref.rounding(
-        wanted, ref.FLOAT16
-    )
-
-
 @pytest.mark.parametrize("hopper", [False, True])
 @pytest.mark.parametrize("window", [3, 64, 65])
 def test_a_window_hides_all_that_is_outside(
@@ -341,15 +292,6 @@ def test_wide_heads_in_steps_of_16_and_of_32_keys(
     got = device.get(context, (len(qkv), shape.heads * shape.dim), numpy_type(dtype))
     wanted = ref.attention(ref.exact(qkv), LENGTHS, shape.heads, kv_heads=shape.kv_heads, causal=causal)
     assert ref.error(got, wanted) <= 1.6 * ref.rounding(wanted, dtype)
-
-
-def test_refused_heads(device: Device) -> None:
-    with pytest.raises(RuntimeError, match="multiples of 8 up to 256"):
-        device.launch.attention(ref.FLOAT32, 0, 0, 0, 0, 0, 0, 4, 512, 0, causal=True)
-    with pytest.raises(RuntimeError, match="3 heads of queries and 2 of keys"):
-        device.launch.attention(ref.FLOAT16, 0, 0, 0, 0, 0, 0, 3, 64, 0, kv_heads=2)
-    with pytest.raises(RuntimeError, match="relative position"):
-        device.launch.attention(ref.FLOAT16, 0, 0, 0, 0, 0, 0, 4, 64, 0, relative=16, reach=64, causal=True)
 
 
 @pytest.mark.parametrize("shape", [Causal(4, 2, 128), Causal(3, 1, 128), Shape(3, 1, 256, window=512)], ids=str)

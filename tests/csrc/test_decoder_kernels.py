@@ -94,31 +94,6 @@ def test_rmsnorm(device: Device, random: np.random.Generator, dtype: int, hidden
 
 
 @pytest.mark.parametrize("dtype", ref.DTYPES)
-@pytest.mark.parametrize(("hidden", "scale"), [(768, 27.712812), (1024, 1.0), (4096, 1.0)])
-@pytest.mark.parametrize("factors", [False, True])
-def test_embedded_words(
-    device: Device, random: np.random.Generator, dtype: int, hidden: int, scale: float, factors: bool
-) -> None:
-    rows = 333
-    word = ref.drawn(random, (500, hidden), dtype, 0.05)
-    ids = random.integers(0, 500, rows).astype(np.int32)
-    rounded = float(ref.exact(ref.stored(np.array([scale]), dtype))[0])
-    wanted = ref.exact(word)[ids] * rounded
-    groups = hidden // 128
-    y, sums = device.new(rows * word[0].nbytes), device.new(rows * groups * 8)
-    after = random.uniform(1, 2, hidden).astype(np.float32) if factors else np.ones(hidden, np.float32)
-    device.launch.embed_words(
-        dtype, device.put(word), device.put(ids), rows, hidden, scale, y, device.put(after) if factors else 0, sums
-    )
-    got = device.get(y, wanted.shape, numpy_type(dtype))
-    if scale == 1 and not factors:
-        assert got.tobytes() == word[ids].tobytes()
-    assert ref.error(got, wanted * after) <= ref.allowed(wanted * after, dtype)
-    found = row_sums(device.get(sums, (rows, groups, 2), np.float32))
-    np.testing.assert_allclose(found[:, 1], np.square(wanted).sum(axis=1), rtol=1e-5)
-
-
-@pytest.mark.parametrize("dtype", ref.DTYPES)
 @pytest.mark.parametrize(
     ("heads", "kv_heads", "size", "rotary_dim"),
     [

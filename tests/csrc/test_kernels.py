@@ -118,13 +118,6 @@ def test_a_small_batch_in_one_launch(
         assert read(together) == read(apart)
 
 
-def test_a_small_batch_too_large_for_one_launch_is_refused(device: Device) -> None:
-    with pytest.raises(RuntimeError, match="129"):
-        device.launch.embed_small(
-            ref.FLOAT16, 0, 0, 0, 0, 16, 32, 544, 1056, 1072, 0, 0, 0, 0, 129, 1, 3, 1, 768, 0, 0, 0
-        )  # fmt: skip
-
-
 @pytest.mark.parametrize("dtype", ref.DTYPES)
 @pytest.mark.parametrize("hidden", [8, 312, 384, 768, 1024])
 @pytest.mark.parametrize("rows", [0, 1, 777])
@@ -170,18 +163,6 @@ def test_embedding(
 
 
 @pytest.mark.parametrize("dtype", ref.DTYPES)
-@pytest.mark.parametrize("kind", [ref.GELU, ref.GELU_TANH, ref.RELU, ref.SILU, ref.NONE])
-@pytest.mark.parametrize("rows", [1, 129])
-def test_activation(device: Device, random: np.random.Generator, dtype: int, kind: int, rows: int) -> None:
-    columns = 3072
-    x = ref.drawn(random, (rows, columns), dtype)
-    wanted = ref.activation(ref.exact(x), kind)
-    address = device.put(x)
-    device.launch.activate(dtype, kind, rows, columns, address)
-    assert ref.error(device.get(address, x.shape, numpy_type(dtype)), wanted) <= ref.allowed(wanted, dtype)
-
-
-@pytest.mark.parametrize("dtype", ref.DTYPES)
 @pytest.mark.parametrize("kind", [ref.CLS, ref.LAST])
 @pytest.mark.parametrize(("hidden", "parts"), [(768, 1), (312, 4), (1024, 2), (384, 0)])
 def test_gather(device: Device, random: np.random.Generator, dtype: int, kind: int, hidden: int, parts: int) -> None:
@@ -200,11 +181,6 @@ def test_gather(device: Device, random: np.random.Generator, dtype: int, kind: i
     for place, array in zip(places, (context, x, sums), strict=True):
         got = device.get(place, (len(ref.LENGTHS), *array.shape[1:]), array.dtype.type)
         assert got.tobytes() == array[rows].tobytes()
-
-
-def test_gather_refuses_a_pooling_that_reads_every_row(device: Device) -> None:
-    with pytest.raises(RuntimeError, match="reads every row"):
-        device.launch.gather(ref.FLOAT16, 0, 768, 0, 0, 0, 0, ref.MEAN, 1, 768, 0, 0, 0)
 
 
 @pytest.mark.parametrize("dtype", ref.DTYPES)
@@ -228,28 +204,6 @@ def test_pool(device: Device, random: np.random.Generator, dtype: int, kind: int
         vectors,
     )
     assert ref.error(device.get(vectors, wanted.shape, np.float32), wanted) <= 1e-6
-
-
-@pytest.mark.parametrize("kind", [ref.CLS, ref.MEAN, ref.MAX, ref.LAST])
-@pytest.mark.parametrize(("hidden", "parts"), [(768, 1), (384, 8), (312, 4), (1024, 2)])
-def test_pool_with_the_last_layernorm(
-    device: Device, random: np.random.Generator, kind: int, hidden: int, parts: int
-) -> None:
-    lengths = [*ref.LENGTHS, 1200]
-    cuts = ([0, ref.KEEPS_LENGTH] * len(lengths))[: len(lengths)]
-    states = ref.drawn(random, (sum(lengths), hidden), ref.FLOAT16)
-    gamma, beta = vector(random, hidden), vector(random, hidden)
-    normed = ref.layernorm(ref.exact(states), ref.exact(gamma), ref.exact(beta), EPSILON)
-    wanted = ref.pool(normed, lengths, kind, cuts)
-    sums = ref.group_sums(ref.exact(states), parts).astype(np.float32)
-    sums[:, -(-hidden * parts // 128) :] = np.nan  # never written
-    vectors = device.new(wanted.size * 4)
-    cu_seqlens = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
-    device.launch.pool(
-        ref.FLOAT16, kind, device.put(states), device.put(cu_seqlens), device.put(np.array(cuts, np.uint32)),
-        len(lengths), hidden, vectors, device.put(sums), parts, device.put(gamma), device.put(beta), EPSILON,
-    )  # fmt: skip
-    assert ref.error(device.get(vectors, wanted.shape, np.float32), wanted) <= 1e-5
 
 
 @pytest.mark.parametrize(
@@ -285,10 +239,3 @@ def test_blocks_that_share_a_sequence_change_no_bits(
     assert pooled(0, len(lengths), 3000).tobytes() == single.tobytes()
     for i, length in enumerate(lengths):
         assert pooled(i, 1, length).tobytes() == single[i].tobytes()
-
-
-def test_a_size_that_no_kernel_takes_is_refused(device: Device) -> None:
-    with pytest.raises(RuntimeError, match="4096"):
-        device.launch.layernorm(ref.FLOAT16, 0, 0, 0, 1, 4096, EPSILON, 0)
-    with pytest.raises(RuntimeError, match="520"):
-        device.launch.attention(ref.FLOAT16, 0, 0, 0, 0, 0, 0, 1, 520, 0)

@@ -22,9 +22,8 @@ from embert import engine
 from embert.engine import Question
 from embert.engine.batch import PackedBatch
 from embert.engine.encoders.cuda.encoder import CudaEncoder
-from embert.engine.errors import EncoderError, UnsupportedModel
+from embert.engine.errors import UnsupportedModel
 from embert.engine.heads.description import MarkerDecider
-from embert.engine.memory_estimate import estimate_memory
 from embert.engine.model import Model
 from embert.engine.tasks import Task
 from tests.csrc.encoder.random_models import make_encoder
@@ -144,45 +143,6 @@ def test_two_batches_of_many_adapters_in_flight(adapted: CudaEncoder) -> None:
     assert all(agrees(adapted, got, wanted) for got, wanted in zip(outputs, single, strict=True))
 
 
-def test_a_third_batch_leaves_nothing_behind(adapted: CudaEncoder) -> None:
-    batch = random_batch(np.random.default_rng(6), 20)
-    wanted = adapted.encode(batch)
-    tickets = [adapted.submit(batch) for _ in range(2)]
-    for _ in range(3):
-        with pytest.raises(EncoderError, match="in flight"):
-            adapted.submit(batch)
-    for ticket in tickets:
-        assert agrees(adapted, adapted.wait(ticket)[Task.EMBED].values, wanted)
-    few = [adapted.submit(batch.taken(np.array([0]))) for _ in range(2)]  # fills the encoder of one adapter
-    with pytest.raises(EncoderError, match="in flight"):
-        adapted.submit(batch)
-    for ticket in few:
-        adapted.wait(ticket)
-    assert agrees(adapted, adapted.encode(batch), wanted)
-
-
-def test_memory_is_six_times_that_of_the_model(jina: Jina, adapted: CudaEncoder) -> None:
-    model = engine.load_model(str(jina.folder))
-    plain = dataclasses.replace(model, config=dataclasses.replace(model.config, adapters=None))
-    encoder = made(plain)
-    print("bytes with adapters", adapted.memory, "without", encoder.memory)
-    assert adapted.memory[0] == 6 * encoder.memory[0]
-    planned, single = (estimate_memory(each, device="cuda", max_batch_tokens=MAX_TOKENS) for each in (model, plain))
-    assert (planned.weights, planned.activations) == (6 * single.weights, 6 * single.activations)
-    encoder.close()
-
-
-@pytest.mark.parametrize("pooling", ["cls", "last-token", "max"])
-def test_other_poolings_with_adapters(jina: Jina, pooling: str) -> None:
-    """For the first two only some rows go through the end of the last layer."""
-    model = engine.load_model(str(jina.folder), pooling=pooling)
-    encoder, cpu = made(model), engine.load_encoder(model, device="cpu")
-    batch = random_batch(np.random.default_rng(8), 30)
-    wanted = cpu.encode(batch).astype(np.float64)
-    assert errors(encoder.encode(batch), wanted).max() <= 1e-2
-    encoder.close()
-
-
 @pytest.mark.parametrize(
     ("case", "config"),
     [
@@ -290,14 +250,3 @@ def test_decisions_of_layers_after_an_encoder(decider: tuple[Path, Any, Scorer],
     for row in range(batch.sequences):
         assert agrees(encoder, decide(encoder, batch.taken(np.array([row]))), together[row : row + 1])
     encoder.close()
-
-
-def test_decisions_of_laya(decider: tuple[Path, Any, Scorer]) -> None:
-    questions = [Question.predicate("they met"), Question.choice("where?", ["York", "in", "Angela"])]
-    state = "Angela met Merkel in New York"
-    folder = str(decider[0])
-    with engine.Engine.load(folder, device="cpu") as exact, engine.Engine.load(folder, device="cuda") as ours:
-        decided = ours.decide(state, questions)
-        for found, expected in zip(decided, exact.decide(state, questions), strict=True):
-            np.testing.assert_allclose(found.probabilities, expected.probabilities, atol=0.01)
-        assert [ours.decide(state, [question])[0] for question in questions] == decided

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 import pytest
-import torch
 
 from embert.engine.batch import PackedBatch, cumulative, pack
-from embert.engine.encoders.cuda.encoder import CudaEncoder
 from embert.engine.encoders.torch.encoder import TorchEncoder
 from embert.engine.errors import EncoderError
 from embert.engine.model import Model
@@ -51,13 +48,6 @@ def wanted(model: Model, batch: PackedBatch) -> npt.NDArray[np.float32]:
     return cpu.encode(batch, Task.TOKENS)
 
 
-@pytest.fixture(scope="module")
-def encoder(model: Model) -> Iterator[CudaEncoder]:
-    encoder = make_encoder(model, max_batch_tokens=4096)
-    yield encoder
-    encoder.close()
-
-
 def worst(got: npt.NDArray[np.float32], wanted: npt.NDArray[np.float32]) -> float:
     """The largest relative error of a row; infinite where something is not finite."""
     errors = np.linalg.norm(got - wanted, axis=1) / np.linalg.norm(wanted, axis=1)
@@ -79,51 +69,6 @@ def test_token_vectors_are_the_cpus(
         assert worst(encoder.encode(batch, Task.TOKENS), wanted) <= ALLOWED[dtype]
     finally:
         encoder.close()
-
-
-@pytest.mark.parametrize(
-    ("kind", "dtype"),
-    [
-        *((kind, "float16") for kind in ARCHITECTURES),
-        *((kind, "bfloat16") for kind in ("Qwen3's", "LLaMA's", "Gemma's")),
-    ],
-)
-def test_a_checkpoint_in_16_bits(tmp_path: Path, kind: str, dtype: str) -> None:
-    """Gammas may be in the rows there. No weight is rounded, and rows that are the residual are divided by factors."""
-    model = described(tmp_path, kind, stored=getattr(torch, dtype), max_positions=LONGEST)
-    batch = random_batch(model)
-    wanted = TorchEncoder(model, dtype="float32", max_batch_tokens=1 << 14).encode(batch, Task.TOKENS)
-    encoder = make_encoder(model, max_batch_tokens=4096, dtype=dtype)
-    got = encoder.encode(batch, Task.TOKENS)
-    encoder.close()
-    assert worst(got, wanted) <= ALLOWED[dtype]
-
-
-@pytest.mark.parametrize("pooling", ["cls", "mean", "max", "last-token"])
-@pytest.mark.parametrize("kind", ["ModernBERT's", "Nomic's", "ELECTRA's"])
-def test_pooled_vectors_are_the_cpus(tmp_path: Path, kind: str, pooling: str) -> None:
-    """In cls and last-token pooling only some rows go through the end of the last layer."""
-    model = described(tmp_path, kind, pooling=pooling, max_positions=LONGEST)
-    batch = random_batch(model)
-    cpu = TorchEncoder(model, dtype="float32", max_batch_tokens=1 << 14)
-    for gemm in ("auto", "cublaslt"):
-        encoder = make_encoder(model, max_batch_tokens=4096, gemm=gemm)
-        assert worst(encoder.encode(batch), cpu.encode(batch)) <= ALLOWED["float16"]
-        encoder.close()
-
-
-def test_the_same_text_is_batch_invariant(encoder: CudaEncoder, batch: PackedBatch) -> None:
-    """Alone, which is a graph for a short one, and in a batch."""
-    together = encoder.encode(batch)
-    for i, (start, end) in enumerate(zip(batch.cu_seqlens[:-1], batch.cu_seqlens[1:], strict=True)):
-        ids = batch.ids[start:end]
-        single = encoder.encode(
-            PackedBatch(ids, cumulative(np.array([len(ids)], np.int32)), normalize=np.zeros(1, np.bool_))
-        )
-        if encoder.gemm == "hopper":
-            assert single[0].tobytes() == together[i].tobytes()
-        else:
-            assert worst(single, together[i : i + 1]) <= ALLOWED["float16"]
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])

@@ -17,7 +17,6 @@ import transformers
 from embert import engine
 from embert.engine.batch import PackedBatch, TaskOutput, cumulative
 from embert.engine.encoders.cuda.encoder import CudaEncoder
-from embert.engine.errors import EncoderError
 from embert.engine.heads.description import Classifier, Heads, Layer, MultiVector, Role, TokenWeights
 from embert.engine.heads.late_interaction import NO_VECTORS, Scoring
 from embert.engine.heads.pooling import Dense
@@ -254,18 +253,6 @@ def test_two_batches_of_tasks_in_flight(encoder: CudaEncoder, random: np.random.
         for task, rows in found.items():
             assert rows.values.tobytes() == single[i][task].values.tobytes()
     encoder.wait(tickets[-1])
-
-
-def test_tasks_that_are_refused_harm_nothing(encoder: CudaEncoder, random: np.random.Generator) -> None:
-    batch = packed(random, np.array([5, 7]))
-    for wrong in ([1, 0], [32, 1]):
-        with pytest.raises(EncoderError, match="tasks"):
-            encoder.submit(dataclasses.replace(batch, tasks=np.array(wrong, np.uint8)))
-        with pytest.raises(RuntimeError, match="31"):
-            encoder._encoders[0].submit(batch.ids, batch.cu_seqlens, None, None, None, None, np.array(wrong, np.uint8))
-    assert encoder.encode(batch, Task.CLASSIFY).shape == (2, LABELS)
-    empty = PackedBatch(np.empty(0, np.int32), np.zeros(1, np.int32))
-    assert encoder.encode(empty).shape == (0, WIDTH)
 
 
 @pytest.mark.exclusive

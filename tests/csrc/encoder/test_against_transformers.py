@@ -131,31 +131,6 @@ def test_every_kernel_of_a_small_model(tmp_path: Path, random: np.random.Generat
     ours.close()
 
 
-@pytest.mark.parametrize("count", [3, 100])
-def test_dimensions_and_normalize(encoder: CudaEncoder, random: np.random.Generator, count: int) -> None:
-    lengths = random.integers(1, 100, count)
-    batch = packed(random, lengths)
-    raw = encoder.encode(part(batch, np.arange(count)))
-    dimensions = random.choice([0, 1, 64, 768], count).astype(np.int32)
-    normalize = random.random(count) < 0.5
-    wanted = raw.copy()
-    for row, kept in zip(wanted, dimensions, strict=True):
-        row[kept or 768 :] = 0
-    wanted[normalize] /= np.linalg.norm(wanted[normalize], axis=1, keepdims=True)
-    got = encoder.encode(PackedBatch(batch.ids, batch.cu_seqlens, dimensions=dimensions, normalize=normalize))
-    np.testing.assert_allclose(got, wanted, rtol=1e-5, atol=1e-7)
-
-
-def test_token_vectors_and_their_mean(encoder: CudaEncoder, random: np.random.Generator) -> None:
-    lengths = np.array([3, 40, 1, 300])
-    batch = packed(random, lengths)
-    states = encoder.encode(batch, Task.TOKENS)
-    assert states.shape == (lengths.sum(), 768)
-    means = np.stack([rows.mean(axis=0) for rows in np.split(states, np.cumsum(lengths)[:-1])])
-    # Token vectors are rounded to FP16 on the way, pooled ones are not.
-    np.testing.assert_allclose(means, encoder.encode(part(batch, np.arange(4))), rtol=2e-3, atol=5e-4)
-
-
 def test_an_empty_batch(encoder: CudaEncoder) -> None:
     empty = PackedBatch(np.empty(0, np.int32), np.zeros(1, np.int32))
     assert encoder.encode(empty).shape == (0, 768)

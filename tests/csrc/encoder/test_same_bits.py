@@ -37,10 +37,3 @@ def test_a_narrow_model_is_batch_invariant(tmp_path: Path, random: np.random.Gen
         assert (first == together[rows]).all(), count
         assert all((ours.encode(part(batch, rows)) == first).all() for _ in range(20))
     ours.close()
-
-
-def test_1000_repeats_are_equal(encoder: CudaEncoder, random: np.random.Generator) -> None:
-    for lengths in (random.integers(1, 60, 12), random.integers(1, 300, 40)):
-        batch = packed(random, lengths)
-        first = encoder.encode(batch)
-        assert all((encoder.encode(batch) == first).all() for _ in range(500))
