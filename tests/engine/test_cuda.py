@@ -19,7 +19,6 @@ from embert.engine.encoders.cuda import encoder as cuda
 from embert.engine.encoders.cuda.encoder import CudaEncoder
 from embert.engine.encoders.cuda.shapes import check_layers, layer_attention, refusal, shares_tasks
 from embert.engine.encoders.cuda.weights import chosen_dtype
-from embert.engine.encoders.devices import devices
 from embert.engine.encoders.self_test import hidden_state, mismatch, tasks_never_finite
 from embert.engine.errors import BrokenModel, EncoderError, UnsupportedModel
 from embert.engine.model import Model
@@ -29,8 +28,7 @@ from embert.engine.weights.checkpoint import Checkpoint
 from tests.engine.conftest import BuildBert, Floats, Install, ModelFolder
 from tests.engine.stand_in_gpu import StandInEncoder, StandInGpu
 from tests.oracles.described import ARCHITECTURES, LAYERS, described
-from tests.oracles.model_cases import build, byte_level
-from tests.server.models import build_classifier, copy_model, three_heads
+from tests.server.models import three_heads
 
 
 @pytest.fixture
@@ -94,13 +92,6 @@ def test_old_gpu_next_to_a_new_one(model: Model, install: Install, monkeypatch: 
     assert engine.load_encoder(model, device="cuda:1").device == "cuda:1"
     with pytest.raises(UnsupportedModel, match=r"device cuda:0 cannot be used: A GPU has compute capability 6\.1"):
         engine.load_encoder(model, device="cuda:0")
-
-
-def test_portable_products_promise_no_bits(model: Model, install: Install) -> None:
-    install(model, gemm="cublaslt")
-    assert "a text's last bits may depend on its batch" in engine.load_encoder(model, encoder="cuda-portable").choice
-    install(model)
-    assert "bits" not in engine.load_encoder(model).choice
 
 
 @pytest.mark.parametrize(
@@ -175,23 +166,6 @@ def test_weights_that_are_not_finite(build_bert: BuildBert, install: Install, st
     install(model)
     with pytest.raises(BrokenModel, match=r"embeddings\.word_embeddings\.weight has elements that are not finite"):
         engine.load_encoder(model, device="cuda")
-
-
-def test_where_padding_tokens_stand(tmp_path: Path, install: Install) -> None:
-    folder = build(tmp_path, "roberta, padded with 5", tokenizer=byte_level(300))
-    model = engine.load_model(str(folder))
-    gpu = install(model)
-    encoder = CudaEncoder(model)
-    ours = gpu.encoders[0]
-    assert ours.config.padding
-    assert ours.loaded["position", -1].shape == (128, 64)
-    stored = load_file(folder / "model.safetensors")["embeddings.position_embeddings.weight"].numpy()
-    np.testing.assert_array_equal(ours.loaded["padding", -1], stored[5:6])
-    ids, cu_seqlens = np.array([5, 9, 9, 9, 9, 5, 5, 9], np.int32), np.array([0, 3, 8], np.int32)
-    encoder.encode(PackedBatch(ids, cu_seqlens))
-    assert ours.batches[-1][3].tolist() == [128, 0, 1, 0, 1, 128, 128, 2]
-    encoder.encode(PackedBatch(ids + 1, cu_seqlens))
-    assert ours.batches[-1][3] is None
 
 
 def test_dimensions_are_refused_by_name(model: Model, install: Install) -> None:
@@ -279,22 +253,6 @@ def test_dtype_may_be_what_it_does_not_run_in(made: tuple[Model, StandInGpu], na
 
 
 @pytest.mark.parametrize("made", ["ModernBERT's"], indirect=True)
-def test_several_gpus_are_chosen_for_what_they_run(
-    made: tuple[Model, StandInGpu], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A model that no GPU runs is left to the CPU: on each of several GPUs it would be an error."""
-    model, _ = made
-    monkeypatch.setattr("embert.engine.encoders.devices.gpu_memory", lambda: [80 << 30] * 2)
-    unable = dataclasses.replace(
-        model, config=dataclasses.replace(model.config, attention=(Attention(None, 0),) * LAYERS)
-    )
-    both = ["cuda:0", "cuda:1"]
-    assert devices("auto", "auto", model) == devices("auto") == both
-    assert devices("auto", "auto", unable) == ["auto"]
-    assert devices("auto", "cuda", unable) == devices("cuda", "auto", unable) == both
-
-
-@pytest.mark.parametrize("made", ["ModernBERT's"], indirect=True)
 def test_rows_that_float16_does_not_hold_are_in_bfloat16(made: tuple[Model, StandInGpu]) -> None:
     """Vectors of the first encoder, in float16, are not finite."""
     model, gpu = made
@@ -357,13 +315,6 @@ def test_what_fails_every_request(tmp_path: Path, file: str, name: str, row: int
     model = engine.load_model(str(tmp_path))
     with engine.Engine.load(model, device="cpu") as loaded:
         assert tasks_never_finite(model, loaded.encoder) == never
-
-
-def test_models_without_faults(tmp_path: Path) -> None:
-    for folder in (copy_model(tmp_path / "embeds"), build_classifier(tmp_path / "classifies", "a", "b")):
-        model = engine.load_model(str(folder))
-        with engine.Engine.load(model, device="cpu") as loaded:
-            assert tasks_never_finite(model, loaded.encoder) == NO_TASK
 
 
 @pytest.mark.parametrize("kind", ARCHITECTURES)

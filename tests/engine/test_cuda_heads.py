@@ -128,14 +128,6 @@ def test_token_classes_are_rows_of_a_padded_matrix(tmp_path: Path, make: Make, c
     assert rows[Task.TOKEN_CLASSES].counts.tolist() == [len(each) for each in wanted]
 
 
-def test_empty_batch(model: Model, make: Make) -> None:
-    encoder, gpu = make(model)
-    gpu.submit = lambda *_: 7  # type: ignore[method-assign]
-    gpu.wait = lambda ticket: [(1, np.empty((0, 20), np.float32), None, None)]  # type: ignore[method-assign]
-    output = encoder.wait(encoder.submit(PackedBatch(np.empty(0, np.int32), np.zeros(1, np.int32))))
-    assert output[Task.EMBED].values.shape == (0, 20)
-
-
 def test_tasks_that_a_model_does_not_have_are_refused(model: Model, make: Make) -> None:
     encoder, _ = make(dataclasses.replace(model, heads=Heads(HEADS.classifier), embeds=False))
     assert encoder.encode(batch(), Task.CLASSIFY).shape == (4, 2)

@@ -62,31 +62,11 @@ def test_confidence_and_score_follow_from_the_probabilities() -> None:
     assert Decision((0.5, 0.5)).confidence == 0
 
 
-@pytest.mark.parametrize(
-    ("questions", "named"),
-    [
-        ([], "1 to 200"),
-        ([Question.predicate("a")] * 201, "201"),
-        ([Question.choice("a", ["b"])], "2 to 255 choices, found 1"),
-        ([Question.choice("a", [*map(str, range(256))])], "found 256"),
-        ([Question.score("a", [*map(str, range(11))])], "2 to 10 levels, found 11"),
-    ],
-)
-def test_refused_questions(inference: engine.Engine, questions: list[Question], named: str) -> None:
-    with pytest.raises(InputError, match=named):
-        inference.decide(STATE, questions)
-
-
 def test_long_state_is_cut_and_a_long_question_is_not(inference: engine.Engine) -> None:
     (cut,) = inference.decide(f"{STATE} " * 30, [Question.predicate("they met")])
     assert np.isfinite(cut.probabilities).all()
     with pytest.raises(InputError, match="questions"):
         inference.decide(STATE, [Question.predicate("they met " * 60)])
-
-
-def test_model_that_does_not_decide() -> None:
-    with engine.Engine.load(device="cpu") as embedder, pytest.raises(InputError, match="task decide; it has embed"):
-        embedder.decide(STATE, [Question.predicate("they met")])
 
 
 # --- language models ---

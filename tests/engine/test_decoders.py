@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pytest
@@ -390,28 +390,6 @@ def instructed_models(parent: Path) -> tuple[Path, Path]:
     (folders[0] / "README.md").write_text("# Qwen3-Reranker-0.6B\n")
     (folders[1] / "config_sentence_transformers.json").write_text(json.dumps({"prompts": prompts}))
     return folders
-
-
-def test_instructions(tmp_path: Path) -> None:
-    ranks, embeds = (engine.Engine.load(str(folder), device="cpu") for folder in instructed_models(tmp_path))
-    usual = "Given a web search query, retrieve relevant passages that answer the query"
-    pairs = [("cat", "a"), ("cat", "b c")]
-    default, same, other = (ranks.score(pairs, instruction=each) for each in (None, usual, "Find code."))
-    assert default.tolist() == same.tolist() != other.tolist()
-    ranked = ranks.rerank("cat", ["a", "b c"], instruction="Find code.")
-    assert {each.index: each.score for each in ranked} == pytest.approx(dict(enumerate(other.tolist())))
-    written = embeds.embed(["Instruct: Find code.\nQuery:cat"])
-    assert embeds.embed(["cat"], instruction="Find code.").tolist() == written.tolist()
-    long, wrong = "many words " * 2000, cast("str", 7)
-    for instruction, words in ((long, "`instruction` has 22000 characters"), (wrong, "`instruction` must be a string")):
-        with pytest.raises(InputError, match=words):
-            ranks.score(pairs, instruction=instruction)
-        with pytest.raises(InputError, match=words):
-            embeds.embed(["cat"], instruction=instruction)
-    with pytest.raises(InputError, match="`instruction` cannot be used with `prompt_name`"):
-        embeds.embed(["cat"], instruction="a", prompt_name="query")
-    with pytest.raises(TypeError, match="instruction"):
-        ranks.classify(pairs, instruction="a")  # type: ignore[call-arg]
 
 
 def test_texts_of_a_template_are_cut_in_chunks(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from hypothesis.extra import numpy as arrays
 
 from embert import engine
 from embert.engine import encoders
-from embert.engine.batch import PackedBatch, TaskOutput, cumulative
+from embert.engine.batch import PackedBatch, TaskOutput
 from embert.engine.encoders.base import Encoder
 from embert.engine.encoders.cpu import kernels
 from embert.engine.errors import EncoderError, InputError, UnsupportedModel
@@ -228,20 +228,6 @@ def test_no_texts(default_model: Model, tokenizer: engine.Tokenizer, float32_enc
     assert loaded.embed([]).shape == (0, 384)
     assert loaded.embed([], dimensions=5).shape == (0, 5)
     assert list(loaded.embed_iter([])) == []
-
-
-@given(st.lists(st.integers(1, 20), max_size=30))
-def test_pack(lengths: list[int]) -> None:
-    random = np.random.default_rng(0)
-    sequences = [random.integers(0, 1000, n).astype(np.int32) for n in lengths]
-    batch = engine.pack(sequences, token_types=[ids % 2 for ids in sequences])
-    assert (batch.tokens, batch.sequences) == (sum(lengths), len(lengths))
-    assert batch.ids.dtype == batch.cu_seqlens.dtype == np.int32
-    assert batch.token_types is not None
-    np.testing.assert_array_equal(batch.token_types, batch.ids % 2)
-    for ids, start, stop in zip(sequences, batch.cu_seqlens, batch.cu_seqlens[1:], strict=False):
-        np.testing.assert_array_equal(batch.ids[start:stop], ids)
-    np.testing.assert_array_equal(cumulative(np.array(lengths, np.int32)), batch.cu_seqlens)
 
 
 rows = st.integers(0, 6)

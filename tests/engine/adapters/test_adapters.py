@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -20,12 +19,11 @@ from embert.engine.batch import PackedBatch
 from embert.engine.encoders.base import Encoder
 from embert.engine.encoders.cuda.adapters import parts_of
 from embert.engine.encoders.cuda.encoder import CudaEncoder
-from embert.engine.errors import BrokenModel, EncoderError, EncoderLost, InputError, ModelError, UnsupportedModel
-from embert.engine.memory_estimate import estimate_memory
+from embert.engine.errors import BrokenModel, EncoderError, InputError, ModelError, UnsupportedModel
 from embert.engine.model import Model
 from embert.engine.weights.checkpoint import Checkpoint
 from tests.engine.conftest import Install, random_sequences, unit
-from tests.engine.stand_in_gpu import Lost, Refused, StandInEncoder, StandInGpu
+from tests.engine.stand_in_gpu import StandInEncoder, StandInGpu
 from tests.oracles.exact import hidden_states
 from tests.oracles.jina_v3 import TASKS, VOCABULARY, Jina, flash, peft
 from tests.oracles.model_cases import build, byte_level
@@ -366,48 +364,6 @@ def test_two_full_batches_in_flight_and_no_third(model: Model, make: Make) -> No
     assert encoder.encode(packed()).shape == (12, 64)
 
 
-@pytest.mark.parametrize(("failure", "error"), [(Refused, EncoderError), (Lost, EncoderLost)])
-def test_part_that_cannot_be_submitted(
-    model: Model, make: Make, failure: type[Exception], error: type[EncoderError]
-) -> None:
-    encoder, gpu = make(model)
-    wanted = encoder.encode(packed())
-    gpu.encoders[3].fails.append(failure("out of memory"))
-    with pytest.raises(EncoderError, match=r"^cuda:0 \(A GPU\): out of memory$") as caught:
-        encoder.submit(packed())
-    assert type(caught.value) is error
-    assert not any(each._outputs for each in gpu.encoders)
-    np.testing.assert_array_equal(encoder.encode(packed()), wanted)
-
-
-@pytest.mark.parametrize(
-    ("failures", "error"),
-    [({1: Refused("a")}, EncoderError), ({1: Refused("a"), 4: Lost("b")}, EncoderLost), ({0: Lost("b")}, EncoderLost)],
-)
-def test_parts_that_fail_while_they_are_waited_for(
-    model: Model, make: Make, failures: dict[int, Exception], error: type[EncoderError]
-) -> None:
-    """The other parts are taken all the same, and a lost encoder is worse than a failed forward."""
-    encoder, gpu = make(model)
-    wanted = encoder.encode(packed())
-    ticket = encoder.submit(packed())
-    wait = StandInEncoder.wait
-
-    def failing(self: StandInEncoder, ticket: int) -> Any:
-        outputs = wait(self, ticket)
-        if (failure := failures.get(gpu.encoders.index(self))) is not None:
-            raise failure
-        return outputs
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(StandInEncoder, "wait", failing)
-        with pytest.raises(EncoderError, match=r"cuda:0 \(A GPU\): [ab]") as caught:
-            encoder.wait(ticket)
-    assert type(caught.value) is error
-    assert not any(each._outputs for each in gpu.encoders)
-    np.testing.assert_array_equal(encoder.encode(packed()), wanted)
-
-
 def test_adapters_that_a_model_does_not_have(model: Model, make: Make) -> None:
     encoder, gpu = make(model)
     with pytest.raises(EncoderError, match="the adapter of sequence 1 must be -1 to 4, found 5"):
@@ -502,20 +458,3 @@ def test_adapter_that_is_not_finite(tmp_path: Path, make: Make) -> None:
     model = change(tmp_path, 4, float("nan"))
     with pytest.raises(BrokenModel, match=f"inner.weight of layer 0 with the adapter {TASKS[4]} has elements that are"):
         make(model)
-
-
-def test_memory_that_is_planned(model: Model) -> None:
-    config = dataclasses.replace(model.config, adapters=None)
-    plain = dataclasses.replace(model, config=config)
-    for dtype in ("auto", "float32"):
-        with_adapters, without = (estimate_memory(each, device="cuda:0", dtype=dtype) for each in (model, plain))
-        assert (with_adapters.weights, with_adapters.activations) == (6 * without.weights, 6 * without.activations)
-        assert with_adapters.loading == without.loading  # they load one after the other
-    with_adapters, without = (estimate_memory(each, device="cpu") for each in (model, plain))
-    stored = load_file(model.folder / "model.safetensors")
-    names = [name for name in stored if ".lora_" in name]
-    low_rank = 4 * sum(stored[name].numel() for name in names)
-    assert with_adapters.activations == without.activations
-    assert (
-        low_rank <= with_adapters.weights - without.weights <= 1.25 * low_rank
-    )  # apart, q, k and v have one side each

@@ -26,7 +26,6 @@ from tests.oracles.exact import cosines, hidden_states, near
 from tests.oracles.model_cases import build, byte_level
 
 LAYERS = 4
-GLOBAL, LOCAL = Attention(Rotary(160_000, 16)), Attention(Rotary(10_000, 16), window=8)
 
 
 def written(path: Path, drop: tuple[str, ...] = (), **fields: Any) -> EncoderConfig:

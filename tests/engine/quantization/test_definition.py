@@ -33,7 +33,6 @@ from embert.engine.weights.checkpoint import Checkpoint
 from tests.engine.conftest import Floats
 from tests.oracles.int8_rows import block_rows, quarter_rows
 
-Doubles = npt.NDArray[np.float64]
 seeds = st.integers(0, 2**32 - 1)
 blocks = st.integers(1, 5)
 
