@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
 import time
 from collections.abc import Iterator
@@ -150,47 +149,6 @@ def test_the_budget_is_that_of_all_http_processes_together(pair: Live) -> None:
         assert post_on(connection, {"inputs": [[7] * 200] * 5})[0] == 200  # more than the budget
 
 
-def test_a_request_larger_than_the_budget_enters_next_to_others_and_leaves_room_for_them(pair: Live) -> None:
-    """It counts as an eighth of the limit, with any priority."""
-    server = pair
-    with ThreadPoolExecutor(16) as pool:
-        with server.held():
-            filling = fill(server, pool, texts=2)
-            for priority in ("interactive", "bulk"):
-                before = server.metrics()["embert_admitted_tokens"]
-                large = {"inputs": [[7] * 200] * 10}
-                filling.append(pool.submit(server.post, "/embed", large, headers={"x-priority": priority}))
-                until(partial(_admitted, server, before + 600 // 8), what="the large request")
-            filling += [pool.submit(server.post, "/embed", {"inputs": [7] * 50}) for _ in range(6)]
-            until(lambda: server.metrics()["embert_admitted_tokens"] == 103 + 150 + 300, what="the others")
-        assert statuses_of(filling) == {200}
-
-
-def test_what_has_more_words_than_there_is_room_for_is_refused_without_tokenizing() -> None:
-    with (
-        live(*STAND_IN, *SMALL_QUEUE, env=PATIENT) as server,
-        ThreadPoolExecutor(16) as pool,
-        server.client() as client,
-    ):
-        with server.held():
-            filling = fill(server, pool)
-            seen = server.metrics()["embert_request_texts_count"]
-            for inputs, has in (
-                ("word " * 198, "at least 198"),
-                (["two words"] * 150, "at least 300"),
-                ([[7] * 50] * 4, "200"),
-            ):
-                response = client.post("/embed", json={"inputs": inputs})
-                assert response.status_code == 429
-                said = f"holds 503 tokens and this request has {has}; the limit is 600 (--max-queue-tokens)"
-                assert said in response.json()["error"]
-                assert int(response.headers["retry-after"]) >= 1
-        # Spaces are no words: it is tokenized, and there is room.
-        assert client.post("/embed", json={"inputs": "a" + " " * 1000 + "b"}).status_code == 200
-        assert server.metrics()["embert_request_texts_count"] == seen + 1
-        assert statuses_of(filling) == {200}
-
-
 def test_what_a_killed_http_process_had_admitted_is_free_again(pair: Live) -> None:
     server = pair
     with one_to_each(server) as connections, ThreadPoolExecutor(1) as pool:
@@ -208,34 +166,6 @@ def test_what_a_killed_http_process_had_admitted_is_free_again(pair: Live) -> No
         assert isinstance(filling.exception(), ConnectionError)
         until(lambda: server.metrics()["embert_http_restarts_total"] == 1, what="the supervisor's count")
         assert server.metrics()['embert_cancelled_texts_total{stage="queued"}'] == 1
-
-
-def test_the_queue_is_bounded_by_the_seconds_it_takes_at_the_measured_rate() -> None:
-    options = ("--max-batch-tokens", "256", "--max-queue-seconds", "1")
-    with live(*STAND_IN, *options, env={"STAND_IN_TOKENS_PER_S": str(TOKENS_PER_S)}) as server:
-        server.wait_announced()
-        assert "queue 65536 tokens or 1 s" in server.log
-        info = server.get("/info").json()
-        assert (info["max_queue_tokens"], info["max_queue_seconds"]) == (65536, 1.0)
-        limit = info["queue_limit_tokens"]
-        # The stand-in never works faster than it says, however slow the machine is: two batches, or a second's work.
-        assert 2 * 256 <= limit <= TOKENS_PER_S
-        assert server.metrics()["embert_queue_limit_tokens"] == limit
-        with clients(server) as some:
-            with server.held():
-                blocking = some.send([[101, HELD, 102]])
-                until(lambda: server.metrics()["embert_admitted_tokens"] == 3, what="the blocking request")
-                sent = [some.send([LONG]) for _ in range(16)]
-                until(lambda: sum(future.done() for future in sent) >= 16 - 8, what="the refusals")
-                assert server.metrics()["embert_admitted_tokens"] <= limit
-            assert {blocking.result()[0].status_code, *statuses(sent)} == {200, 429}
-            refused = [response for response, _ in (future.result() for future in sent) if response.status_code == 429]
-            for response in refused:
-                error = response.json()["error"]
-                assert f"the limit is {limit} (--max-queue-seconds 1 at " in error
-                queued, rate = map(int, re.findall(r"(?:holds|at) (\d+) tokens", error))
-                assert int(response.headers["retry-after"]) == pytest.approx(queued / rate, abs=1)
-        assert server.post("/embed", {"inputs": [LONG] * 5}).status_code == 200  # more than the limit, and alone
 
 
 # --- deadlines ---

@@ -47,22 +47,6 @@ def test_nothing_is_written_to_a_disk_and_nothing_there_is_missed(tmp_path: Path
 # --- logs ---
 
 
-def test_a_log_whose_reader_sleeps() -> None:
-    """A pipe that is full would hold up whoever writes to it, for ever."""
-    read, write = os.pipe()
-    with os.fdopen(read, "rb"), os.fdopen(write, "wb") as pipe:
-        with live(*STAND_IN, "--log-level", "debug", stderr=pipe.fileno()) as server:
-            os.set_blocking(write, False)
-            try:
-                while os.write(write, b"x" * 4096):
-                    pass
-            except BlockingIOError:
-                os.set_blocking(write, True)
-            make_it_talk(server)
-        # Others that have the pipe open still wait for its reader, as they expect.
-        assert os.get_blocking(write)
-
-
 # --- the clock ---
 
 

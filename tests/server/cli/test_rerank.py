@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from embert.engine import Engine
-from tests.engine.test_decoders import instructed_models
 from tests.server.cli.command import run
 from tests.server.models import build_classifier
 
@@ -45,22 +44,6 @@ def test_texts_come_from_standard_input(
     monkeypatch.setattr("sys.stdin", types.SimpleNamespace(buffer=io.BytesIO(b"a cat\na tax form\n")))
     status, out, _ = run(capsys, "rerank", reranker, "--query", "who", "--device", "cpu", "-q")
     assert (status, len(out.splitlines())) == (0, 2)
-
-
-def test_instructions(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    ranks, embeds = map(str, instructed_models(tmp_path))
-    (tmp_path / "lines").write_text("cat\n")
-    common = ("--file", str(tmp_path / "lines"), "--device", "cpu", "-q", "--instruction", "Find code.")
-    status, out, _ = run(capsys, "rerank", ranks, "--query", "who", *common)
-    with Engine.load(ranks, device="cpu") as engine:
-        (expected,) = engine.rerank("who", ["cat"], instruction="Find code.")
-    assert (status, json.loads(out)["score"]) == (0, pytest.approx(expected.score))
-    status, out, _ = run(capsys, "embed", "--model", embeds, *common)
-    with Engine.load(embeds, device="cpu") as engine:
-        (vector,) = engine.embed(["cat"], instruction="Find code.")
-    assert (status, json.loads(out)["embedding"]) == (0, pytest.approx(vector.tolist()))
-    status, _, err = run(capsys, "embed", "--model", embeds, "--prompt-name", "query", *common)
-    assert (status, "instruction" in err) == (1, True)
 
 
 def test_what_is_wrong_is_said(capsys: pytest.CaptureFixture[str], reranker: str, tmp_path: Path) -> None:

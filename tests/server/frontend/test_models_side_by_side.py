@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from tests.server.live import PATIENT, STAND_IN, live, until
+from tests.server.live import live
 from tests.server.models import build_classifier, copy_model, three_heads
-from tests.server.refusals import check_refused
-from tests.server.stand_in import HELD
 
 
 @pytest.fixture(scope="module")
@@ -20,26 +17,6 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     """Two models by their names."""
     folder = tmp_path_factory.mktemp("two")
     return {"dense": copy_model(folder / "dense"), "heads": three_heads(folder / "heads")}
-
-
-def test_a_flood_of_one_models_requests_refuses_none_of_another(folders: dict[str, Path]) -> None:
-    """Each model has its own budget, while the engine works on neither."""
-    models = [f"{name}={folders[name]}" for name in ("dense", "heads")]
-    with live(*models, *STAND_IN, "--max-queue-tokens", "100", env=PATIENT) as running, ThreadPoolExecutor(40) as pool:
-        held = {"inputs": [101, HELD, 102]}
-        with running.held() as runs:
-            first = pool.submit(running.post, "/models/dense/embed", held)
-            until(runs.exists, what="a batch")
-            flood = [pool.submit(running.post, "/models/dense/embed", {"inputs": "a cat sat"}) for _ in range(30)]
-            refused = until(
-                lambda: [each for each in flood if each.done() and each.result().status_code == 429], what="a refusal"
-            )
-            check_refused(refused[0].result(), 429, ("dense", "100", "--max-queue-tokens"))
-            others = [pool.submit(running.post, "/models/heads/embed", {"inputs": "a cat sat"}) for _ in range(10)]
-            until(lambda: running.metrics()["embert_admitted_tokens"] >= 95 + 50, what="the others")
-        assert first.result().status_code == 200
-        assert {each.result().status_code for each in others} == {200}
-        assert {each.result().status_code for each in flood} == {200, 429}
 
 
 def test_models_that_fail_leave_the_others_to_work(folders: dict[str, Path], tmp_path: Path) -> None:

@@ -32,22 +32,6 @@ def test_drain_gives_whole_messages_only(ends: Ends) -> None:
     assert list(theirs.drain()) == [Failed("x")]
 
 
-def test_the_end_of_the_other_side_is_told_once_all_is_read(ends: Ends) -> None:
-    ours, theirs = ends
-    ours.send(Failed("last words"))
-    ours.socket.close()
-    assert theirs.receive() == Failed("last words")
-    assert theirs.receive() is None
-    assert list(theirs.drain()) == [None]
-
-
-def test_sending_to_nobody_is_no_error(ends: Ends) -> None:
-    ours, theirs = ends
-    theirs.socket.close()
-    for _ in range(3):
-        ours.send(Drain())
-
-
 def test_what_is_read_together_with_the_first_message_is_not_lost(
     ends: Ends,
 ) -> None:

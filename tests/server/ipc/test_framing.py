@@ -59,21 +59,6 @@ def test_what_the_other_side_does_not_take_is_kept(ends: tuple[Channel, Channel]
     assert received == messages
 
 
-def test_nothing_there_is_no_message(ends: tuple[Channel, Channel]) -> None:
-    assert ends[0].receive() == []
-
-
-def test_a_side_that_is_gone_is_noticed_by_reading(ends: tuple[Channel, Channel]) -> None:
-    ours, theirs = ends
-    theirs.send(b"last")
-    theirs.close()
-    assert ours.send(b"to nobody")
-    assert ours.send(b"x" * LARGE)
-    assert ours.receive() == [b"last"]
-    with pytest.raises(EOFError):
-        ours.receive()
-
-
 @pytest.mark.parametrize("cut", [1, 4])
 def test_a_length_that_no_message_has_is_refused(cut: int) -> None:
     sender, receiver = socket.socketpair()

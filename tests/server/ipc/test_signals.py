@@ -55,15 +55,6 @@ def process(
             running.kill()
 
 
-def test_signals_end_or_reload() -> None:
-    with process() as (running, lines):
-        for number in (signal.SIGUSR2, signal.SIGALRM, signal.SIGHUP, signal.SIGQUIT, signal.SIGTERM, signal.SIGINT):
-            running.send_signal(number)
-            if number not in (signal.SIGUSR2, signal.SIGALRM):
-                expected = "reload\n" if number == signal.SIGHUP else f"end {int(number)}\n"
-                assert next(lines) == expected
-
-
 @pytest.mark.parametrize("nohup", [False, True])
 def test_a_closed_terminal_ends_what_it_has_started(nohup: bool) -> None:
     terminal, end = pty.openpty()

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
-import httpx
 import pytest
 
 from tests.server.live import PATIENT, STAND_IN, Live, Samples, live, until
 from tests.server.stand_in import FAIL, HELD
 
+INTERACTIVE = 'priority="interactive"'
 PARTS = ("tokenize", "queue", "inference", "response_encode", "request_other")
-INTERACTIVE, LOW_PRIORITY = 'priority="interactive"', 'priority="bulk"'
 
 
 def total(samples: Samples, part: str, of: str, labels: str = "") -> float:
@@ -36,19 +34,6 @@ def paced() -> Iterator[Live]:
         yield running
 
 
-def send_together(server: Live, bodies: list[list[list[int]]], priorities: list[str]) -> list[httpx.Response]:
-    """Responses to requests that are all admitted before one of them ends; `bodies` have HELD in the first text."""
-    tokens = sum(len(text) for body in bodies for text in body)
-    with ThreadPoolExecutor(len(bodies)) as pool:
-        with server.held():
-            sent = [
-                pool.submit(server.post, "/embed", {"inputs": body}, headers={"x-priority": priority})
-                for body, priority in zip(bodies, priorities, strict=True)
-            ]
-            until(lambda: server.metrics()["embert_admitted_tokens"] == tokens, what="all requests at the engines")
-        return [future.result() for future in sent]
-
-
 @pytest.mark.parametrize("priority", ["interactive", "bulk"])
 def test_means_of_parts_add_up_to_the_mean_request_under_load(server: Live, priority: str) -> None:
     """The real model, requests of 1 to 16 texts side by side, all answered: each is observed once in every part."""
@@ -68,46 +53,6 @@ def test_means_of_parts_add_up_to_the_mean_request_under_load(server: Live, prio
         assert means[part] > 0, part
     mean = total(grown, "request", "sum", labels) / len(answers)
     assert sum(means.values()) == pytest.approx(mean, rel=1e-6)  # the rounding of sums of doubles
-
-
-def test_parts_are_the_answers_own(server: Live) -> None:
-    """The headers of a response have the observed times."""
-    before = server.metrics()
-    headers = server.post("/embed", {"inputs": ["a text"] * 40}).headers["server-timing"]
-    grown = growth(server, before)
-    said = {name: float(ms) / 1e3 for name, ms in (each.split(";dur=") for each in headers.split(", "))}
-    for name in ("tokenize", "queue", "inference"):
-        assert total(grown, name, "sum") == pytest.approx(said[name], abs=1e-6), name
-    assert said["tokenize"] + said["queue"] + said["inference"] <= said["total"] <= total(grown, "request", "sum")
-
-
-def test_many_batches_of_one_request_are_one_observation(paced: Live) -> None:
-    """Eight batches: inference is all of them, and queue is what another request's batches took of the time."""
-    before = paced.metrics()
-    assert paced.post("/embed", {"inputs": [[7] * 64] * 32}).status_code == 200
-    # Engines write their metrics ten times a second.
-    until(lambda: growth(paced, before)["embert_batches_total"] == 8, what="the metrics of the last batch")
-    grown = growth(paced, before)
-    assert grown["embert_queue_duration_seconds_count"] == grown["embert_inference_duration_seconds_count"] == 1
-    assert grown["embert_inference_duration_seconds_sum"] >= 8 * 0.02
-    assert grown["embert_batch_duration_seconds_count"] == 8
-    busy = grown["embert_engine_busy_seconds_total"]
-    assert busy == pytest.approx(grown["embert_batch_duration_seconds_sum"])
-    assert busy == pytest.approx(grown["embert_inference_duration_seconds_sum"], abs=1e-6)
-
-
-def test_a_batch_submitted_ahead_waits_in_the_queue(paced: Live) -> None:
-    """Its time on the encoder begins where that of the batch before it ends, or the encoder is busy twice over."""
-    before, began = paced.metrics(), time.monotonic()
-    bodies = [[[HELD] * 64, *[[7] * 64] * 15]] * 8
-    assert {response.status_code for response in send_together(paced, bodies, ["interactive"] * 8)} == {200}
-    took_s = time.monotonic() - began
-    grown = growth(paced, before)
-    for engine in ("0", "1"):
-        batches = grown[f'embert_batches_total{{engine="{engine}"}}']
-        assert batches >= 4
-        busy = grown[f'embert_engine_busy_seconds_total{{engine="{engine}"}}']
-        assert 0.02 * batches <= busy < took_s
 
 
 def test_failures_add_up_too(paced: Live) -> None:
@@ -133,26 +78,3 @@ def test_failures_add_up_too(paced: Live) -> None:
     assert grown["embert_inference_duration_seconds_count"] == 0
     assert total(grown, "response_encode", "count") == 0
     assert total(grown, "tokenize", "count") == 3
-
-
-def test_instances_that_run_side_by_side_are_scaled_to_their_request(paced: Live) -> None:
-    before = paced.metrics()
-    instances = [{"inputs": [7] * 200} for _ in range(6)]
-    assert paced.post("/vertex", {"instances": instances}).status_code == 200
-    grown = growth(paced, before)
-    assert total(grown, "inference", "count") == 1
-    assert sum(total(grown, part, "sum") for part in PARTS) == pytest.approx(
-        total(grown, "request", "sum", INTERACTIVE), rel=1e-6
-    )
-
-
-def test_labels_say_which_requests_were_slow(paced: Live) -> None:
-    before = paced.metrics()
-    bodies = [[[101, HELD, 102]]] * 2  # on two engines
-    assert {response.status_code for response in send_together(paced, bodies, ["interactive", "bulk"])} == {200}
-    grown = growth(paced, before)
-    for labels in (INTERACTIVE, LOW_PRIORITY, 'engine="0"', 'engine="1"'):
-        assert total(grown, "inference", "count", labels) == 1, labels
-        assert total(grown, "inference", "sum", labels) > 0
-    assert grown[f'embert_requests_total{{{LOW_PRIORITY},route="/embed",status="200"}}'] == 1
-    assert grown[f"embert_tokens_total{{{LOW_PRIORITY}}}"] == 3

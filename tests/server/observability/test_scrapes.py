@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import os
-import signal
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,10 +14,8 @@ from prometheus_client.openmetrics import parser as openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 from prometheus_client.samples import Exemplar
 
-from embert.server.frontend.serve import read_ids
 from embert.server.http.request_head import scrape_form
-from embert.server.observability.metric_memory import MetricMemory
-from embert.server.observability.scraping import ExemplarOf, Form, exposition
+from embert.server.observability.scraping import ExemplarOf, Form
 from tests.server.connections import one_to_each
 from tests.server.live import STAND_IN, Live, live, until
 
@@ -129,14 +125,6 @@ def test_an_id_that_is_too_long_for_a_scrape_is_left_out() -> None:
     assert fits == [True, False]
 
 
-@pytest.mark.parametrize(
-    "given",
-    ["", f"00-{'0' * 32}-00f067aa0ba902b7-01", f"ff-{TRACE}-00f067aa0ba902b7-01", f"00-{TRACE[1:]}-0-01", TRACE],
-)
-def test_what_is_no_traceparent_is_no_trace(given: str) -> None:
-    assert read_ids([(b"traceparent", given.encode()), (b"x-request-id", b"mine")]) == (b"mine", b"")
-
-
 def test_each_process_says_what_it_takes(two: Live) -> None:
     pids = {
         "supervisor": two.process.pid,
@@ -154,23 +142,6 @@ def test_each_process_says_what_it_takes(two: Live) -> None:
             assert metrics[f"process_start_time_seconds{label}"] == pytest.approx(actual.create_time(), abs=1.5)
     samples = [sample for sample in metrics if sample.startswith("process_resident")]
     assert len(samples) == len(pids)
-
-
-def test_a_process_that_dies_is_replaced_in_them(two: Live) -> None:
-    label = '{process="engine-0"}'
-    before = two.metrics()[f"process_start_time_seconds{label}"]
-    os.kill(two.engine_pids[0], signal.SIGKILL)
-    until(lambda: two.metrics().get(f"process_start_time_seconds{label}") > before, what="the next engine process")
-    until(two.is_ready, what="readiness")
-
-
-@pytest.mark.parametrize("form", [Form(), Form(openmetrics=True)])
-def test_a_process_that_has_just_begun(form: Form) -> None:
-    memory = MetricMemory.create(["engine-0", "engine-1"])
-    memory.region("engine-0").begin()
-    found = exposition(memory, form).body
-    assert b'process_resident_memory_bytes{process="engine-0"}' in found
-    assert b"engine-1" not in found
 
 
 def test_connections_are_counted(two: Live) -> None:

@@ -3,16 +3,11 @@
 from __future__ import annotations
 
 import itertools
-import random
 from typing import Any
 
 import numpy as np
 import pytest
 
-from embert.engine import Task
-from embert.server.engine_worker.batches import pack, pair_lengths
-from embert.server.engine_worker.lanes import Request, Slice
-from embert.server.ipc.channel import EncodeRequest
 from tests.server.live import Live
 from tests.server.refusals import check_refused
 
@@ -76,36 +71,3 @@ def test_limits_and_refusals(late_interaction: Live) -> None:
     check_refused(late_interaction.post("/rerank", low), 422, ("max_tokens_per_doc", "at least 3", "1"))
     check_refused(late_interaction.post("/rerank", {"query": "a", "texts": []}), 400, ("texts", "empty"))
     check_refused(late_interaction.post("/predict", {"inputs": "a"}), 424, ("classify", "multi_vector, rerank"))
-
-
-def test_batches_have_the_queries_of_their_documents() -> None:
-    chance = random.Random(7)
-    requests: list[tuple[Request, list[list[int]], list[bool]]] = []
-    for queries, lengths in ((1, [3, 4, 1, 2, 5]), (3, [2, 4, 3, 1, 2, 2]), (0, [3, 1])):
-        ids, mask = np.arange(sum(lengths), dtype=np.int32) + 100 * queries, [False] * len(lengths)
-        mask[:: 2 if queries > 1 else len(lengths)] = [True] * queries if queries else [False]
-        message = EncodeRequest(
-            7, Task.CLASSIFY if queries else Task.MULTI, ids.tobytes(), np.array(lengths, np.int32).tobytes(), b"",
-            0, True, 60.0, 0.0, queries=queries,
-        )  # fmt: skip
-        prefix, of_texts = pair_lengths(lengths, queries) if queries else (0, lengths)
-        sequences = [text.tolist() for text in np.split(ids, np.cumsum(lengths)[:-1])]
-        requests.append((Request(queries, of_texts, message=message, prefix=prefix), sequences, mask))
-    for _ in range(30):
-        slices: list[Slice] = []
-        expected: list[tuple[list[int], bool]] = []
-        for request, sequences, mask in chance.sample(requests, 3):
-            start = chance.randrange(request.texts)
-            stop = chance.randint(start + 1, request.texts)
-            slices.append(request.piece(start, stop))
-            queries = request.message.queries
-            numbers = [*range(2 * start, 2 * stop)] if queries > 1 else [*range(start + queries, stop + queries)]
-            expected += [(sequences[number], mask[number]) for number in ([0] * (queries == 1) + numbers)]
-        batch = pack(slices)
-        assert batch.is_query is not None
-        assert batch.tasks is not None
-        sequences = [text.tolist() for text in np.split(batch.ids, batch.cu_seqlens[1:-1])]
-        assert [*zip(sequences, batch.is_query.tolist(), strict=True)] == expected
-        wanted = [0 if is_query else Task.CLASSIFY if ids[0] >= 100 else Task.MULTI for ids, is_query in expected]
-        assert batch.tasks.tolist() == wanted
-        assert batch.tokens == sum(piece.tokens for piece in slices)

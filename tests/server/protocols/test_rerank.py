@@ -211,7 +211,6 @@ def test_limits_of_tokens(client: httpx.Client, reranker: Live) -> None:
 
 LONG = {"query": "q", "documents": ["d"] * 10_001}
 D: dict[str, Any] = {"query": "q", "documents": ["a"]}
-T: dict[str, Any] = {"query": "q", "texts": ["a"]}
 # path, body, status, what the message holds
 REFUSED: list[tuple[str, dict[str, Any], int, tuple[str, ...]]] = [
     (TEI, {"query": "q", "texts": []}, 400, ("`texts`",)),

@@ -9,7 +9,6 @@ from typing import Any
 import httpx
 import numpy as np
 import numpy.typing as npt
-import openai
 import pytest
 
 from embert import engine
@@ -119,15 +118,6 @@ def test_some_kinds(three_heads: Live, oracle: dict[Task, TaskOutput]) -> None:
     assert dense["data"] == three_heads.post("/v1/embeddings", {"input": TEXTS, "dimensions": 3}).json()["data"]
     both = three_heads.post("/v1/embeddings", {"input": TEXTS, "embedding_types": ["dense", "sparse"]}, headers=RAW)
     assert both.headers["content-type"] == "application/json"  # rows of two kinds are no table
-
-
-def test_openais_client_reads_them(three_heads: Live) -> None:
-    with openai.OpenAI(base_url=f"{three_heads.url}/v1", api_key="any", max_retries=0) as client:
-        for kinds in (["dense", "sparse"], ["sparse", "colbert"]):
-            extra = {"embedding_types": kinds, "input_type": "query"}
-            item = client.embeddings.create(model="text-embeddings-inference", input="a", extra_body=extra).data[0]
-            assert len(item.embedding) == (384 if "dense" in kinds else 0)
-            assert (item.model_extra or {})["sparse"]["indices"]
 
 
 @pytest.mark.parametrize(

@@ -172,26 +172,6 @@ def test_a_model_that_loads_while_another_one_ends_the_process_comes_back() -> N
     assert models.states[0].state == "ready"
 
 
-def test_a_model_that_ends_the_process_while_another_one_is_busy_is_left_out_longer_and_longer() -> None:
-    """The busy one, which is innocent, is never quarantined for it."""
-    models, now, seen = EngineModels([0, 1, 2]), 0.0, []
-    for _ in range(LOAD_LOSSES_MAX - 1):
-        assert lose_in_doubt(models, 1, 0, now) is None
-    for _ in range(4):
-        quarantined = lose_in_doubt(models, 1, 0, now)
-        assert quarantined is not None
-        assert quarantined[0] == 0
-        quarantine_s = next(step for step in (60, 120, 240, 480, 960) if models.due(now + step) == [0])
-        seen.append(quarantine_s)
-        now += quarantine_s
-    assert seen == [60, 120, 240, 480]
-    models.loads(0, "reading")
-    quarantined = models.lost(KILLED, now)
-    assert quarantined is not None
-    assert "quarantined for" not in quarantined[1]
-    assert models.due(float("1e9")) == []
-
-
 def test_what_loads_for_too_long_counts_as_failed_until_it_is_ready() -> None:
     models = EngineModels([0, 1])
     models.begin()

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import shlex
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from selenium.webdriver import Chrome
 from selenium.webdriver.common.by import By
-from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.select import Select
 
 from tests.server.frontend.playground.page import cells, contents, open_page, text, views
@@ -72,49 +69,3 @@ def test_a_model_is_chosen(page: Chrome, two: Live) -> None:
     assert page.title == "embert · dense"
     assert page.find_element(By.ID, "prompt").is_displayed()
     assert page.get_log("browser") == []  # type: ignore[no-untyped-call]
-
-
-def test_the_keyboard_chooses_and_code_names_the_model(page: Chrome) -> None:
-    page.find_element(By.ID, "chooser").send_keys("org")
-    until(lambda: contents(page, "#rerank-list li"), what="a ranking")
-    assert page.switch_to.active_element.get_attribute("id") == "chooser"
-    page.find_element(By.ID, "tab-curl").click()
-    curl = shlex.split(text(page, "#snippet").replace("\\\n", " "))
-    assert '"model":"org/rank"' in curl[-1]
-    assert '"relevance_score"' in subprocess.run(curl, capture_output=True, text=True, check=True).stdout
-    page.find_element(By.ID, "chooser").send_keys(Keys.HOME)
-    until(lambda: cells(page) and views(page) == ["view-similarity"], what="the first model")
-
-
-def test_the_address_names_a_model_and_a_view(chrome: Chrome, two: Live) -> None:
-    for address, title, view in (
-        ("#model=org/rank", "org/rank", "view-rerank"),
-        ("#model=org%2Frank&rerank", "org/rank", "view-rerank"),
-        ("#model=org/rank&match", "org/rank", "view-rerank"),  # which it cannot
-        ("#model=dense&rerank", "dense", "view-similarity"),
-        ("#model=%E0%A4%A", "dense", "view-similarity"),
-        ("#model=broken", "dense", "view-similarity"),
-    ):
-        open_page(chrome, f"{two.url}/{address}")
-        until(lambda title=title: chrome.title == f"embert · {title}", what=address)  # type: ignore[misc]
-        assert views(chrome) == [view]
-
-
-def test_an_response_of_the_model_before_is_not_shown(page: Chrome) -> None:
-    """It comes after the other one was chosen, and that one is asked then."""
-    page.execute_script("""
-        const real = window.fetch;
-        window.fetch = async (path, options) => {
-          const response = await real(path, options);
-          if (String(path).endsWith("v1/embeddings")) await new Promise((resolve) => { window.release = resolve; });
-          return response;
-        };""")
-    page.find_element(By.ID, "go").click()
-    until(lambda: page.execute_script("return Boolean(window.release)"), what="the response that is kept back")
-    choose(page, "org/rank")
-    until(lambda: contents(page, "#rerank-list li"), what="a ranking")
-    page.execute_script("window.release()")
-    until(lambda: not page.find_elements(By.CSS_SELECTOR, "#view-similarity [aria-disabled]"), what="its end")
-    assert not page.find_element(By.ID, "result").is_displayed()
-    assert views(page) == ["view-rerank"]
-    assert text(page, "#rerank-list data")

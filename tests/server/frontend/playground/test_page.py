@@ -85,31 +85,6 @@ def test_a_heat_map_of_what_was_typed(page: Chrome, http: httpx.Client) -> None:
     assert text(page, "#pair").startswith("Closest, ")
 
 
-def test_a_long_text_is_cut_and_does_not_fill_the_page(page: Chrome) -> None:
-    compare(page, ["short", "word " * 6000])
-    assert text(page, "#cut") == "Text 2 was cut to 256 of 6 002 tokens."
-    pair = text(page, "#pair")
-    assert "“short” (3 tokens)" in pair
-    assert "(cut to 256 of 6 002 tokens)" in pair
-    for tab in ("curl", "python", "json"):
-        page.find_element(By.ID, f"tab-{tab}").click()
-        assert page.execute_script("return document.documentElement.scrollHeight") < 2000
-    page.find_element(By.ID, "tab-curl").click()
-
-
-def test_every_value_is_reached_with_the_keyboard(page: Chrome) -> None:
-    compare(page, ["a cat", "a kitten", "a tax form"])
-    (reached,) = page.find_elements(By.CSS_SELECTOR, "#matrix [tabindex='0']")  # one stop for Tab
-    reached.send_keys(Keys.ARROW_DOWN)
-    page.switch_to.active_element.send_keys(Keys.END)
-    cell = page.switch_to.active_element
-    assert (cell.get_attribute("data-row"), cell.get_attribute("data-column")) == ("1", "2")
-    shown = text(page, "#pair")
-    assert shown.startswith(cell.text[:3])
-    assert "“a kitten”" in shown
-    assert shown.index("“a kitten”") < shown.index("“a tax form”")
-
-
 def test_the_response_and_a_vector_are_shown_and_copied(page: Chrome, http: httpx.Client) -> None:
     texts = ["a cat", "a kitten"]
     compare(page, texts)

@@ -6,13 +6,10 @@ import numpy as np
 import pytest
 from selenium.webdriver import Chrome
 from selenium.webdriver.common.by import By
-from selenium.webdriver.common.keys import Keys
 
-from tests.server.frontend.playground.page import cells, contents, open_page, text, views
+from tests.server.frontend.playground.page import cells, contents, open_page, text
 from tests.server.live import Live, until
 from tests.server.stand_in import token_vectors
-
-SELECTED = "return document.querySelector('#views [aria-selected=true]').id"
 
 
 def ask(chrome: Chrome, server: Live, view: str, **fields: str) -> None:
@@ -81,62 +78,6 @@ def test_tokens_by_a_model_of_late_interaction(chrome: Chrome, late_interaction:
     best = np.array(columns)[expected.argmax(axis=1)]
     assert [each.rpartition(" ")[0] for each in contents(chrome, "#match-grid .found")] == best.tolist()
     assert text(chrome, "#match-note") == "Query: 5 tokens, 8 vectors. Document: cut to 24 of 63 tokens, 14 vectors."
-
-
-def test_a_search(chrome: Chrome, server: Live) -> None:
-    query, documents = "sleeping animals", ["the rent is due", "a cat naps on the sofa", "dogs rest"]
-    ask(chrome, server, "search", query=query, documents="\n".join(documents))
-    response = server.post("/similarity", {"inputs": {"source_sentence": query, "sentences": documents}})
-    cosines = dict(zip(documents, response.json(), strict=True))
-    ranking = sorted(documents, key=lambda document: -cosines[document])
-    assert contents(chrome, "#search-list .name p:first-child") == ranking
-    shown = [float(value) for value in contents(chrome, "#search-list data")]
-    assert shown == pytest.approx([cosines[document] for document in ranking], abs=0.001)
-    send(chrome, "search", query="")
-    assert text(chrome, "#view-search .message")
-    assert not chrome.find_element(By.ID, "search-list").is_displayed()
-
-
-def test_tabs_follow_the_address_and_the_keyboard(chrome: Chrome, three_heads: Live) -> None:
-    open_page(chrome, f"{three_heads.url}/#sparse")
-    until(lambda: views(chrome) == ["view-sparse"], what="the view of the address")
-    tabs = [tab.text for tab in chrome.find_elements(By.CSS_SELECTOR, "#views [role=tab]") if tab.is_displayed()]
-    assert tabs == ["Similarity", "Search", "Sparse", "Match"]  # those of the model's tasks
-    chrome.find_element(By.ID, "tab-sparse").send_keys(Keys.END)
-    until(lambda: chrome.execute_script(SELECTED) == "tab-match")
-    assert chrome.current_url.endswith("#match")
-    chrome.switch_to.active_element.send_keys(Keys.ARROW_RIGHT)
-    until(lambda: chrome.execute_script(SELECTED) == "tab-similarity")
-    until(lambda: cells(chrome), what="the matrix")
-    assert views(chrome) == ["view-similarity"]
-    chrome.back()
-    until(lambda: chrome.execute_script(SELECTED) == "tab-match")
-
-
-def test_labels_of_the_readers_own(chrome: Chrome, nli: Live) -> None:
-    labels = ["animals", "taxes", "the weather"]
-    ask(chrome, nli, "zero", text="what a cat", labels="\n".join(labels), template="It is about {}.")
-    body = {"inputs": "what a cat", "candidate_labels": labels, "hypothesis_template": "It is about {}."}
-    response = nli.post("/zero_shot", body).json()
-    assert contents(chrome, "#zero-list p") == response["labels"]
-    assert values(chrome, "zero") == pytest.approx(response["scores"], abs=1e-6)
-    chrome.find_element(By.ID, "zero-several").click()
-    send(chrome, "zero")
-    response = nli.post("/zero_shot", {**body, "multi_label": True}).json()
-    assert values(chrome, "zero") == pytest.approx(response["scores"], abs=1e-6)
-    send(chrome, "zero", template="no place")
-    assert "`hypothesis_template`" in text(chrome, "#view-zero .message")
-
-
-def test_a_question_about_a_text(chrome: Chrome, nli: Live) -> None:
-    ask(chrome, nli, "decide", text="what a cat", instructions="it is about", options="animals\ntaxes")
-    question = {"type": "choice", "instructions": "it is about", "choices": [{"value": "animals"}, {"value": "taxes"}]}
-    (answer,) = nli.post("/v1/decisions", {"input": "what a cat", "questions": [question]}).json()["answers"]
-    assert contents(chrome, "#decide-list p") == ["animals", "taxes"]
-    expected = [each["probability"] for each in answer["probabilities"]]
-    assert values(chrome, "decide") == pytest.approx(expected, abs=1e-6)
-    send(chrome, "decide", options="")
-    assert contents(chrome, "#decide-list p") == ["yes", "no"]
 
 
 def test_entities_are_marked_in_the_text(chrome: Chrome, tagger: Live) -> None:

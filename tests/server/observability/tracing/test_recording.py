@@ -10,23 +10,17 @@ import socket
 import threading
 from collections.abc import Sequence
 from contextvars import copy_context
-from types import SimpleNamespace
 
 import pytest
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from embert.server.config import ServeConfig
-from embert.server.engine_worker.batches import InFlightBatch
-from embert.server.engine_worker.scheduler import Batch
 from embert.server.frontend.routes import error_formats_by_path, labels_by_path
 from embert.server.frontend.serve import RequestObserver, RequestServer
 from embert.server.http.auth import Keys
-from embert.server.http.errors import Unavailable
 from embert.server.http.held_bytes import HeldBytes
-from embert.server.http.response import send_error
 from embert.server.observability import logs
 from embert.server.observability.http_metrics import HttpMetrics
-from embert.server.observability.request_record import SCOPE_KEY
 
 pytest.importorskip("opentelemetry.exporter.otlp.proto.http", reason="OpenTelemetry's exporter is of the extra otel")
 from opentelemetry.sdk.resources import Resource
@@ -34,9 +28,8 @@ from opentelemetry.sdk.trace import ReadableSpan, sampling
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from embert.server.engine_worker.batch_tracer import BatchTracer
 from embert.server.observability.tracing import span_export
-from embert.server.observability.tracing.request_trace import REASON_MAX, STATE_MAX, RequestTracer
+from embert.server.observability.tracing.request_trace import STATE_MAX, RequestTracer
 from embert.server.observability.tracing.span_export import tracer_provider
 
 ALL, NONE = sampling.DEFAULT_ON, sampling.DEFAULT_OFF  # of the requests without a caller's span
@@ -98,28 +91,6 @@ def test_a_long_tracestate_is_dropped(excess: int) -> None:
     assert trace.context[24:] == (b"" if excess else first + b"," + second)
 
 
-def ended_batch(sizes: list[int], *, traced: bool = True) -> InFlightBatch:
-    context = bytes.fromhex(TRACE + SPAN) if traced else b""
-    message = SimpleNamespace(trace=context, admitted=1.0)
-    request = SimpleNamespace(message=message, low_priority=False)
-    slices = [SimpleNamespace(request=request, start=0, stop=size, tokens=3 * size) for size in sizes]
-    batch = Batch(None, slices, 3 * sum(sizes), 3 * sum(sizes), sum(sizes))  # type: ignore[arg-type]
-    return InFlightBatch(batch, None, None, started=2.0, slot=0, ended=3.0)  # type: ignore[arg-type]
-
-
-def test_a_batch_of_many_requests_is_linked_to_all_of_them() -> None:
-    recorder = Recorder()
-    tracer = BatchTracer(recorder.tracer, 3)
-    tracer.record(ended_batch([1] * 500), RuntimeError("why"))
-    by_name = {span.name: span for span in recorder.spans}
-    assert len(recorder.spans) == 1001
-    assert len(by_name["batch"].links) == 500
-    assert by_name["batch"].status.description == by_name["inference"].status.description == "why"
-    assert by_name["queue"].end_time == by_name["inference"].start_time == by_name["batch"].start_time
-    tracer.record(ended_batch([1], traced=False))
-    assert len(recorder.spans) == 1001
-
-
 # --- what waits for the collector ---
 
 
@@ -177,13 +148,6 @@ async def breaks(scope: Scope, receive: Receive, send: Send) -> None:
     raise RuntimeError(f"a bug that quotes {MARKER}")
 
 
-async def drains(scope: Scope, receive: Receive, send: Send) -> None:
-    scope[SCOPE_KEY].trace.stage("tokenize", 1.0, 2.0, "x" * 10_000)
-    await send_error(
-        send, Unavailable("the server is shutting down " + "!" * 10_000), error_formats_by_path()["/embed"]
-    )
-
-
 def test_a_bug_is_an_error_with_the_exceptions_name() -> None:
     recorder = Recorder(NONE)
     assert ask(breaks, recorder) == 500
@@ -195,15 +159,6 @@ def test_a_bug_is_an_error_with_the_exceptions_name() -> None:
     assert span.context is not None
     assert span.parent is not None
     assert (span.context.trace_id, span.parent.span_id) == (int(TRACE, 16), int(SPAN, 16))
-
-
-def test_reasons_are_short() -> None:
-    recorder = Recorder(NONE)
-    assert ask(drains, recorder) == 503
-    stage, root = recorder.spans
-    for span in (stage, root):
-        assert span.status.description is not None
-        assert len(span.status.description) == REASON_MAX
 
 
 @pytest.mark.parametrize("sampled", [True, False])

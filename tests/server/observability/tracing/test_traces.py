@@ -7,7 +7,6 @@ import itertools
 import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 
 import httpx
 import pytest
@@ -24,7 +23,7 @@ from tests.server.observability.tracing.traced import (
     received,
     traced,
 )
-from tests.server.stand_in import CRASH, FAIL, HELD, LOSE
+from tests.server.stand_in import HELD
 
 GOOD = [101, 7592, 102]
 EMBED, OPENAI = "POST /embed", "POST /v1/embeddings"
@@ -124,47 +123,6 @@ def test_requests_of_one_batch_are_linked_from_its_span(pair: Pair) -> None:
     assert all(by_name(spans, "queue").ended == batch.started for spans in found)
 
 
-def test_a_request_in_several_batches_has_an_inference_for_each(pair: Pair) -> None:
-    server, receiver = pair
-    trace = new_trace()
-    assert ask(server, [[7] * 200] * 3, trace).status_code == 200
-    spans = received(receiver, trace, (EMBED, "tokenize", "queue", *["inference"] * 3, "encode"))
-    inferences = [span for span in spans if span.name == "inference"]
-    assert len({span.links[0] for span in inferences}) == 3
-    assert by_name(spans, "queue").ended == min(span.started for span in inferences)
-    assert by_name(spans, EMBED).attributes["embert.tokens"] == 600
-
-
-def test_a_failed_forward(pair: Pair) -> None:
-    """424 is the request's own fault: the span of the forward says what happened."""
-    server, receiver = pair
-    trace = new_trace()
-    assert ask(server, order(FAIL), trace).status_code == 424
-    spans = received(receiver, trace, (EMBED, "tokenize", "queue", "inference"))
-    root, inference = by_name(spans, EMBED), by_name(spans, "inference")
-    assert root.attributes["http.response.status_code"] == 424
-    assert not root.failed
-    (batch,) = (span for span in receiver.spans if [(span.trace_id, span.span_id)] == inference.links)
-    for span in (inference, batch):
-        assert span.failed
-        assert "told to fail" in span.message
-
-
-def test_a_batch_that_is_run_again_in_halves_has_a_span_for_each(pair: Pair) -> None:
-    server, receiver = pair
-    good, bad, holding = new_trace(), new_trace(), new_trace(sampled=False)
-    with ThreadPoolExecutor(3) as pool:
-        with server.held() as runs:
-            first = pool.submit(ask, server, order(HELD), holding)
-            until(runs.exists, what="the batch that the others wait for")
-            asked = [pool.submit(ask, server, ids, trace) for ids, trace in ((GOOD, good), (order(FAIL), bad))]
-            until(lambda: server.metrics()["embert_queue_tokens"] == 6, what="both in the queue")
-        assert [future.result().status_code for future in (first, *asked)] == [200, 200, 424]
-    spans = received(receiver, good, (EMBED, "tokenize", *["queue"] * 2, *["inference"] * 2, "encode"))
-    assert sorted(span.failed for span in spans if span.name == "inference") == [False, True]
-    received(receiver, bad, (EMBED, "tokenize", *["queue"] * 2, *["inference"] * 2))
-
-
 def test_a_deadline_that_passes_is_an_error(pair: Pair) -> None:
     server, receiver = pair
     trace, holding = new_trace(), new_trace(sampled=False)
@@ -222,49 +180,6 @@ def test_paths_that_are_no_routes_are_not_told(pair: Pair) -> None:
     (root,) = received(receiver, trace, ("POST",))
     assert root.attributes.keys() & {"http.route", "url.path"} == set()
     assert not any(MARKER.encode() in body for body in receiver.bodies)
-
-
-def test_a_vertex_request_is_one_tree(pair: Pair) -> None:
-    server, receiver = pair
-    trace = new_trace()
-    body = {"instances": [{"inputs": "one"}, {"inputs": ["two", "three"]}]}
-    assert server.post("/vertex", body, headers=trace.headers | {"x-priority": "bulk"}).status_code == 200
-    spans = until(lambda: s if len(s := trace.spans(receiver)) == 8 else [], what="two requests' spans in one tree")
-    root = by_name(spans, "POST /vertex")
-    assert root.attributes["embert.texts"] == 3
-    assert root.attributes["embert.priority"] == "bulk"
-    assert {span.parent_id for span in spans if span is not root} == {root.span_id}
-
-
-def test_an_engine_that_is_killed_in_between(pair: Pair) -> None:
-    """The request runs again, and its trace is whole; a request that kills engines has no forward that anybody saw,
-    one that loses the encoder has a failed one."""
-    server, receiver = pair
-    trace = new_trace()
-    with ThreadPoolExecutor(1) as pool:
-        with server.held() as runs:
-            asked = pool.submit(ask, server, order(HELD), trace)
-            until(runs.exists, what="the batch")
-            server.kill_engine()
-        assert asked.result().status_code == 200
-    spans = received(receiver, trace, (EMBED, *STAGES))
-    queue = by_name(spans, "queue")
-    assert queue.ended == by_name(spans, "inference").started
-    assert all(within(span, by_name(spans, EMBED)) for span in spans)
-
-    def failed(number: int) -> Trace | None:
-        """The trace of a request that an engine has run; an HTTP process may not know of the engine yet."""
-        trace = new_trace()
-        return trace if ask(server, order(number), trace).status_code == 424 else None
-
-    fatal = until(partial(failed, CRASH), what="a request that kills engines")
-    assert fatal is not None
-    received(receiver, fatal, (EMBED, "tokenize"))
-    lost = until(partial(failed, LOSE), what="a request that loses the encoder")
-    assert lost is not None
-    inference = by_name(received(receiver, lost, (EMBED, "tokenize", "queue", "inference")), "inference")
-    assert inference.failed
-    assert "told to be lost" in inference.message
 
 
 def test_the_last_spans_leave_before_the_server_ends() -> None:
