@@ -40,6 +40,9 @@ MIN_RUN_TOKENS = 48
 # lose 0 to 5 % by that, and more threads wait longer for each other.
 MAX_EXCESS = 0.03
 
+# Among more sequences than this the first assignment is balanced enough, and comparing each two would take longer.
+MAX_EXCHANGED = 256
+
 # The products of a token cost as much as attention to this many tokens, times the hidden size.
 PRODUCTS_COST = 4
 
@@ -88,6 +91,8 @@ def _balanced(costs: Ints, workers: int) -> Ints:
         load, worker = loads[0]
         worker_of[sequence] = worker
         heapq.heapreplace(loads, (load + int(costs[sequence]), worker))
+    if len(costs) > MAX_EXCHANGED:
+        return worker_of
     for _ in range(workers):  # exchange two sequences of the ones that have least and most
         (least, lightest), (most, heaviest) = min(loads), max(loads)
         light, heavy = (np.flatnonzero(worker_of == worker) for worker in (lightest, heaviest))
