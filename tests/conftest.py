@@ -63,8 +63,9 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 # Files that take longest, which go first where files are shared out: or one worker would be left with one of them.
 LONGEST = (
-    "test_hangs", "test_loadtests", "test_embed_files", "test_kill", "test_overload", "test_faults", "test_docs",
-    "test_collectors", "test_monitoring", "test_wheels", "test_stopping", "test_surroundings", "test_several_models",
+    "test_hangs", "test_computed_forwards", "test_stopping", "test_cli", "test_scrapes", "test_monitoring",
+    "test_wheels", "test_several_models", "test_devices", "test_model_types", "test_docs", "test_bounded_work",
+    "test_kill", "test_embed_files", "test_start", "test_surroundings", "test_loadtests",
 )  # fmt: skip
 
 
@@ -131,6 +132,26 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         for feature in mark.args:
             if reason := missing_on_cpu(feature):
                 pytest.skip(reason)
+
+
+# Servers of single groups. One that waits for requests takes a hundredth of a core, and there would be dozens.
+_of_a_group: list[tuple[pytest.FixtureDef[Any], Any]] = []
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_fixture_setup(fixturedef: pytest.FixtureDef[Any], request: pytest.FixtureRequest) -> Iterator[None]:
+    made = yield
+    if fixturedef.scope == "session" and isinstance(made, Live) and fixturedef.argname != "server":
+        _of_a_group.append((fixturedef, request))
+    return made
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> None:
+    if nextitem is None or _group(nextitem.path) != _group(item.path):
+        while _of_a_group:
+            fixturedef, request = _of_a_group.pop()
+            fixturedef.finish(request)
 
 
 def pytest_collection_finish() -> None:

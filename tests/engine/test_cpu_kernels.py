@@ -32,7 +32,7 @@ from embert.engine.weights.checkpoint import Checkpoint
 from tests.engine.conftest import Floats, Ids, random_sequences, small_tokenizer
 from tests.oracles.model_cases import build
 
-pytestmark = pytest.mark.cpu("kernels")
+pytestmark = [pytest.mark.cpu("kernels"), pytest.mark.instructions]
 
 EXACT: dict[Activation, Callable[[torch.Tensor], torch.Tensor]] = {
     "none": lambda x: x, "gelu": F.gelu, "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"), "relu": F.relu,

@@ -32,7 +32,11 @@ def oracle(real_texts: list[str], tokenizer: engine.Tokenizer, hugging_face: Hug
 
 # The bfloat16 error is 7.0e-3. With LayerNorms' gamma and beta in bfloat16, too, it would be 8.9e-3.
 @pytest.mark.parametrize(
-    ("name", "cosine", "error"), [("float32_encoder", 0.999999, 5e-6), ("bfloat16_encoder", 0.9998, 8e-3)]
+    ("name", "cosine", "error"),
+    [
+        pytest.param("float32_encoder", 0.999999, 5e-6, marks=pytest.mark.instructions),
+        ("bfloat16_encoder", 0.9998, 8e-3),
+    ],
 )
 def test_real_texts_equal_hugging_face(
     name: str,
@@ -64,6 +68,7 @@ def test_real_texts_equal_hugging_face(
         pytest.param({}, (100_000, 100_000), id="one run"),
     ],
 )
+@pytest.mark.instructions
 @pytest.mark.usefixtures("products")
 def test_hidden_states_and_means_equal_hugging_face(
     build_bert: BuildBert, monkeypatch: pytest.MonkeyPatch, config: dict[str, Any], runs: tuple[int, int] | None
@@ -87,6 +92,7 @@ def test_hidden_states_and_means_equal_hugging_face(
 
 
 @pytest.mark.parametrize("pooling", ["cls", "last-token"])
+@pytest.mark.instructions
 @pytest.mark.usefixtures("products")
 def test_last_layer_on_pooled_rows_only(build_bert: BuildBert, pooling: str) -> None:
     model = engine.load_model(str(build_bert()), pooling=pooling)

@@ -43,6 +43,7 @@ def test_width_that_does_not_fit_is_refused_by_name(build_bert: BuildBert) -> No
 
 
 @pytest.mark.cpu("kernels")
+@pytest.mark.instructions
 def test_layer_equals_the_definition(default_model: Model) -> None:
     """One layer: further ones round what differs in the last bit of float32 to other integers, in numpy as well."""
     model = dataclasses.replace(default_model, config=dataclasses.replace(default_model.config, layers=1))
@@ -63,6 +64,7 @@ def test_layer_equals_the_definition(default_model: Model) -> None:
 
 
 @pytest.mark.cpu("kernels")
+@pytest.mark.instructions
 @pytest.mark.parametrize("case", ["default", "nomic_bert", "gte", "modernbert", "mpnet", "albert", "deberta-v2"])
 def test_encoders_are_near_the_definition(default_model: Model, case: str, tmp_path: Path) -> None:
     """Rows are nearer to the numpy model in eight bits than to the exact one: at most by a share of the way.

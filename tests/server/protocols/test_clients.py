@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import httpx
 import numpy as np
 import numpy.typing as npt
-import openai
 import pytest
 import torch
 import transformers
@@ -16,6 +16,9 @@ from huggingface_hub import InferenceClient
 
 from embert import engine
 from tests.server.live import Live
+
+if TYPE_CHECKING:
+    import openai
 
 Floats = npt.NDArray[np.float32]
 
@@ -61,6 +64,8 @@ def oracle() -> Oracle:
 
 @pytest.fixture(scope="module")
 def client(server: Live) -> Iterator[openai.OpenAI]:
+    import openai  # takes a second and a half, in each of the processes that collect tests
+
     with openai.OpenAI(base_url=f"{server.url}/v1", api_key="any", max_retries=0) as client:
         yield client
 
@@ -100,7 +105,9 @@ def test_openai_models(client: openai.OpenAI) -> None:
     assert [(model.id, model.object) for model in client.models.list()] == [(MODEL, "model")]
     card = client.models.retrieve(MODEL)
     assert (card.id, card.owned_by) == (MODEL, "embert")
-    with pytest.raises(openai.NotFoundError):
+    from openai import NotFoundError
+
+    with pytest.raises(NotFoundError):
         client.models.retrieve("text-embedding-3-small")
 
 
