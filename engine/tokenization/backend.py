@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
-import re
 import string
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -35,6 +34,7 @@ from embert.engine.tokenization.encoded import (
 )
 from embert.engine.tokenization.library import load_library
 from embert.engine.tokenization.split_points import SplitPoints, TextParts, split_points_of
+from embert.engine.tokenization.word_cache import word_cache_of
 
 ID_BYTES = 4  # int32
 _NOT_THE_LIBRARYS = (TypeError, KeyboardInterrupt, SystemExit)  # the first is about a lone surrogate
@@ -107,7 +107,7 @@ class Backend:
                 self.check_ids((token_id, token) for token, token_id in tokens.items())
         self.probe = self._probe(vocabulary)
         self.special = self._special_tokens()
-        self._words = WordCache(self.library_ids) if WordCache.supports(description) else None
+        self._words = word_cache_of(description, self.library_ids)
         self.split_points: SplitPoints = split_points_of(description, self._library)
         try:
             self.lead_tokens = len(self.library_ids([self.split_points.lead])[0]) // ID_BYTES
@@ -128,28 +128,11 @@ class Backend:
 
         Raises TypeError for a text with a lone surrogate, TokenizerFailed for one that the library cannot tokenize.
         """
-        words = self._words
-        if words is None:
-            return self.library_ids(texts)
-        split = [None if (c := words.chunks(text)) is None else _cut_chunks(c, limit, direction) for text in texts]
-        if None not in split:
-            return words.lookup(split)  # type: ignore[arg-type]  # None was just ruled out
-        whole = iter(self.library_ids([t for t, chunks in zip(texts, split, strict=True) if chunks is None]))
-        looked_up = iter(words.lookup([chunks for chunks in split if chunks is not None]))
-        return [next(whole if chunks is None else looked_up) for chunks in split]
+        return self.library_ids(texts) if self._words is None else self._words.ids(texts, limit, direction)
 
     def cached_ids(self, texts: Sequence[str], limit: int | None, direction: Direction) -> list[bytes] | None:
         """Like `ids`, from the cache of words only; None if a word is not in it."""
-        words = self._words
-        if words is None:
-            return None
-        split = []
-        for text in texts:
-            chunks = words.chunks(text)
-            if chunks is None:
-                return None
-            split.append(_cut_chunks(chunks, limit, direction))
-        return words.known(split)
+        return None if self._words is None else self._words.known_ids(texts, limit, direction)
 
     def cuts(self, options: TokenizeOptions) -> bool:
         """True if texts that are too long are truncated."""
@@ -367,93 +350,3 @@ def _readable(path: Path) -> Iterator[None]:
 def _reason(error: BaseException) -> str:
     """The library's exceptions name a missing token; a panic, which is not an Exception, may quote the text."""
     return str(error) if isinstance(error, Exception) else "the tokenizer panicked"
-
-
-def _cut_chunks(chunks: list[str], limit: int | None, direction: Direction) -> list[str]:
-    """The chunks that hold the first (last) `limit` tokens: each chunk is at least one token."""
-    if limit is None or len(chunks) <= limit:
-        return chunks
-    return chunks[:limit] if direction == "right" else chunks[-limit:]
-
-
-# BERT's normalizer removes control characters, some of which str.split takes for whitespace. A chunk of nothing else
-# would have no tokens. Texts with any of them are rare and go to the library.
-CONTROL_CHARACTERS = re.compile(r"[^\t\n\r -~]")
-
-MAX_CHUNKS = 65_536  # about 12 MB
-MAX_CHUNK_CHARACTERS = 64  # longer ones do not repeat
-
-Ids = bytes  # int32 in native order
-EncodeChunks = Callable[[Sequence[str]], Sequence[Ids]]
-
-
-class WordCache:
-    """Chunk → ids of ASCII texts, exactly as the tokenizer gives them. Safe to use from several threads.
-
-    BERT's normalizer and pre-tokenizer treat every whitespace-separated chunk of an ASCII text by itself, so a text's
-    ids are its chunks' ids laid end to end. Real texts repeat their words, and a look-up costs about a tenth of
-    WordPiece. Filled on demand, and bounded.
-    """
-
-    def __init__(self, encode: EncodeChunks) -> None:
-        """`encode` gives the library's ids of each text, without special tokens."""
-        self._encode = encode
-        self._ids: dict[str, Ids] = {}
-
-    @staticmethod
-    def supports(tokenizer: dict[str, Any]) -> bool:
-        """True if a parsed tokenizer.json is of the kind described above."""
-
-        def kind(part: str) -> Any:
-            return (tokenizer.get(part) or {}).get("type")
-
-        if (kind("normalizer"), kind("pre_tokenizer"), kind("model")) != (
-            "BertNormalizer",
-            "BertPreTokenizer",
-            "WordPiece",
-        ):
-            return False
-        # Added tokens are found first. One without whitespace lies within a chunk, so it changes nothing. A tokenizer
-        # with one that looks at its neighbors or at the normalized text is left to the library.
-        return all(
-            len(token["content"].split()) == 1
-            and token["content"] == token["content"].strip()
-            and not any(token.get(flag) for flag in ("single_word", "lstrip", "rstrip", "normalized"))
-            for token in tokenizer.get("added_tokens") or ()
-        )
-
-    def chunks(self, text: str) -> list[str] | None:
-        """The chunks of a text, or None if the library must tokenize it as a whole.
-
-        Each chunk is at least one token.
-        """
-        if not text.isascii() or (not text.isprintable() and CONTROL_CHARACTERS.search(text)):
-            return None
-        return text.split()
-
-    def known(self, texts: Sequence[Sequence[str]]) -> list[Ids] | None:
-        """The ids of texts that `chunks` has split, or None if a chunk is new."""
-        known = self._ids
-        try:
-            return [b"".join(map(known.__getitem__, chunks)) for chunks in texts]
-        except KeyError:
-            return None
-
-    def lookup(self, texts: Sequence[Sequence[str]]) -> list[Ids]:
-        """The ids of texts that `chunks` has split."""
-        if (ids := self.known(texts)) is not None:
-            return ids
-        known = self._ids  # replaced, never cleared, so entries of this dict stay in it
-        unknown = list({chunk for chunks in texts for chunk in chunks if chunk not in known})
-        new_ids = dict(zip(unknown, self._encode(unknown), strict=True))
-        joined = [b"".join([new_ids.get(chunk) or known[chunk] for chunk in chunks]) for chunks in texts]
-        self._learn(new_ids)
-        return joined
-
-    def _learn(self, new_ids: dict[str, Ids]) -> None:
-        learned = {chunk: ids for chunk, ids in new_ids.items() if len(chunk) <= MAX_CHUNK_CHARACTERS}
-        if len(self._ids) + len(learned) > MAX_CHUNKS:
-            # Clearing is cheaper than tracking use, and common words return after a few texts.
-            self._ids = {}
-            learned = dict(list(learned.items())[:MAX_CHUNKS])
-        self._ids.update(learned)

@@ -27,8 +27,8 @@ from embert.engine.tokenization.encoded import Direction, unbroken
 
 # Letters and digits that no normalizer named below joins with a space, reorders, or chunks into a space: no combining
 # marks, nothing that extends or precedes a grapheme, no compatibility character that contains a space.
-_PLAIN = "0-9A-Za-zÀ-ÖØ-öø-ɏΑ-ΡΣ-ΩάέήίαβγδεζηθικλμνξοπρςστυφχψωА-яЁёא-תء-يअ-हก-ฮぁ-ゖァ-ヺ一-鿿가-힣"
-_BEFORE = _PLAIN + ".,;:!?)。！？，、；："  # noqa: RUF001  # may also stand before the space
+PLAIN = "0-9A-Za-zÀ-ÖØ-öø-ɏΑ-ΡΣ-ΩάέήίαβγδεζηθικλμνξοπρςστυφχψωА-яЁёא-תء-يअ-हก-ฮぁ-ゖァ-ヺ一-鿿가-힣"
+_BEFORE = PLAIN + ".,;:!?)。！？，、；："  # noqa: RUF001  # may also stand before the space
 
 _NORMALIZERS = {
     "NFC", "NFD", "NFKC", "NFKD", "Lowercase", "Strip", "StripAccents", "Precompiled", "Replace",
@@ -186,24 +186,24 @@ def split_points_of(description: dict[str, Any], library: Library) -> SplitPoint
     """The split points of a tokenizer. `description` is its tokenizer.json, parsed."""
     added = list(description.get("added_tokens") or ())
     contents = [str(token["content"]) for token in added]
-    pre_tokenizers = _flat(description.get("pre_tokenizer"), "pretokenizers")
+    pre_tokenizers = flat(description.get("pre_tokenizer"), "pretokenizers")
     kinds = [part["type"] for part in pre_tokenizers]
     if not _crosses_no_space(added, library) or not _known_model(description.get("model") or {}):
         return SplitPoints()
-    normalizers = _flat(description.get("normalizer"), "normalizers")
+    normalizers = flat(description.get("normalizer"), "normalizers")
     strips = any(token.get("lstrip") or token.get("rstrip") for token in added)
     single_word = any(token.get("single_word") for token in added)
     if kinds == ["BertPreTokenizer"] and all(part["type"] in ("BertNormalizer", "Lowercase") for part in normalizers):
         places = _bert(normalizers, contents, single_word=single_word)
-        general = re.compile(f"(?<=[{_BEFORE}])(?=[ \n][{_PLAIN}])")
+        general = re.compile(f"(?<=[{_BEFORE}])(?=[ \n][{PLAIN}])")
         edge = None
         if (description["model"] or {}).get("type") == "WordPiece" and not any(map(_is_word, contents)):
             limit = description["model"].get("max_input_chars_per_word", 100)
             edge = limit + 1 + max(map(len, contents), default=0)
         return SplitPoints(places, general if strips else places, word_edge=edge)
-    if _splits_like_qwen(normalizers, pre_tokenizers):
-        of_offsets = f"(?<=\n)(?=[{_PLAIN}])"  # offsets of a text's first token may have its space
-        return SplitPoints(re.compile(f"(?<=[{_BEFORE}])(?= [{_PLAIN}])|{of_offsets}"), re.compile(of_offsets))
+    if splits_like_qwen(normalizers, pre_tokenizers):
+        of_offsets = f"(?<=\n)(?=[{PLAIN}])"  # offsets of a text's first token may have its space
+        return SplitPoints(re.compile(f"(?<=[{_BEFORE}])(?= [{PLAIN}])|{of_offsets}"), re.compile(of_offsets))
     if not _known(normalizers, _NORMALIZERS) or not _known(pre_tokenizers, _PRE_TOKENIZERS):
         return SplitPoints()
     if not _SPLIT_AT_SPACES.intersection(kinds) or {"ByteLevel", "Metaspace"}.intersection(kinds[:-1]):
@@ -211,7 +211,7 @@ def split_points_of(description: dict[str, Any], library: Library) -> SplitPoint
     spaces = "".join(space for space in " \n" if _splits(library, space))
     if " " not in spaces:
         return SplitPoints()
-    rules = [f"(?<=[{_BEFORE}])(?=[{spaces}][{_PLAIN}])"]
+    rules = [f"(?<=[{_BEFORE}])(?=[{spaces}][{PLAIN}])"]
     joined = any(re.search("[A-Za-z][0-9]", content) for content in contents)
     if kinds[-1] == "ByteLevel" and not joined and not single_word:
         rules.append("(?<=[A-Za-z])(?=[0-9])")
@@ -229,7 +229,7 @@ def _bert(normalizers: list[dict[str, Any]], contents: list[str], *, single_word
     return re.compile(f"(?<={kind})|(?={kind})")
 
 
-def _splits_like_qwen(normalizers: list[dict[str, Any]], pre_tokenizers: list[dict[str, Any]]) -> bool:
+def splits_like_qwen(normalizers: list[dict[str, Any]], pre_tokenizers: list[dict[str, Any]]) -> bool:
     """True if words are those of a known pattern, which never joins a newline with what follows it."""
     if [part["type"] for part in pre_tokenizers] != ["Split", "ByteLevel"] or not _known(normalizers, {"NFC"}):
         return False
@@ -238,17 +238,17 @@ def _splits_like_qwen(normalizers: list[dict[str, Any]], pre_tokenizers: list[di
     return words in _WORDS and not byte_level["add_prefix_space"] and not byte_level["use_regex"]
 
 
-def _flat(component: dict[str, Any] | None, members: str) -> list[dict[str, Any]]:
+def flat(component: dict[str, Any] | None, members: str) -> list[dict[str, Any]]:
     if component is None:
         return []
     if component.get("type") == "Sequence":
-        return [part for member in component.get(members) or () for part in _flat(member, members)]
+        return [part for member in component.get(members) or () for part in flat(member, members)]
     return [component]
 
 
 def _crosses_no_space(added: list[dict[str, Any]], library: Library) -> bool:
     """True if no added token can reach across a space between plain characters."""
-    before, after = re.compile(f"[{_BEFORE}]"), re.compile(f"[{_PLAIN}]")
+    before, after = re.compile(f"[{_BEFORE}]"), re.compile(f"[{PLAIN}]")
     for token in added:
         content = str(token["content"])
         forms = [content]

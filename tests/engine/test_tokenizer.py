@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import functools
-import json
 import threading
 from typing import Any
 
@@ -17,10 +16,8 @@ from tokenizers import Tokenizer as Backend
 from embert import engine
 from embert.engine.errors import BrokenModel, InputError
 from embert.engine.model import Model
-from embert.engine.tokenization.backend import MAX_CHUNKS, WordCache
 from embert.engine.tokenization.encoded import Direction, TokenInfo, TokenizeOptions
 from tests.engine.conftest import BuildBert
-from tests.server.models import edit_json
 
 
 @pytest.fixture(scope="module")
@@ -244,44 +241,6 @@ def test_known_words_need_no_library() -> None:
     assert tokenizer.encode_known(["some words"], prompt="unseen: ") is None
     with pytest.raises(InputError, match="text 1 has 402 tokens, the limit is 256"):
         tokenizer.encode_known(["some", "words " * 400], TokenizeOptions(truncate=False, param="input"))
-
-
-def test_word_cache_is_bounded(tokenizer: engine.Tokenizer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("embert.engine.tokenization.backend.MAX_CHUNKS", 50)
-    asked: list[list[str]] = []
-
-    def encode(chunks: Any) -> list[bytes]:
-        asked.append(list(chunks))
-        return [chunk.encode() for chunk in chunks]
-
-    cache = WordCache(encode)
-    for i in range(100):
-        texts = [[f"w{i}", f"w{i + 1}", "x" * 65], ["same"]]
-        assert cache.lookup(texts) == ["".join(chunks).encode() for chunks in texts]
-        assert len(cache._ids) <= 50
-    assert "x" * 65 not in cache._ids
-    assert cache.lookup([[f"v{i}" for i in range(200)]]) == ["".join(f"v{i}" for i in range(200)).encode()]
-    assert len(cache._ids) <= 50
-    assert MAX_CHUNKS > 50
-
-
-@pytest.mark.parametrize(
-    "token",
-    [{"content": "two words"}, {"lstrip": True}, {"rstrip": True}, {"single_word": True}, {"normalized": True}],
-    ids=str,
-)
-def test_added_tokens_that_look_around_turn_the_word_cache_off(build_bert: BuildBert, token: dict[str, Any]) -> None:
-    folder = build_bert(vocab_size=99)
-    added = {"id": 40, "content": "<x>", "special": True, "single_word": False, "lstrip": False, "rstrip": False}
-    description = json.loads((folder / "tokenizer.json").read_text())
-    assert WordCache.supports({**description, "added_tokens": [{**added, "normalized": False}]})
-    assert not WordCache.supports({**description, "added_tokens": [{**added, "normalized": False, **token}]})
-    assert not WordCache.supports({**description, "normalizer": None})
-    edit_json(folder / "tokenizer.json", added_tokens=[{**added, "normalized": False, **token}])
-    library = Backend.from_file(str(folder / "tokenizer.json"))
-    text = "a <x> two words<x>b <X> c"
-    encoded = engine.Tokenizer(engine.load_model(str(folder))).encode([text])
-    assert sequences(encoded) == [library.encode(text).ids]
 
 
 def test_tokenizer_that_cannot_be_read(build_bert: BuildBert) -> None:
