@@ -37,7 +37,7 @@ _ID_BYTES = 4  # int32
 _USUAL = (0, True, int(Task.EMBED), -1, 0)  # an encoder's defaults
 Send = Callable[..., None]  # SocketServer.send
 
-_ROW_A_TEXT = frozenset((Task.EMBED, Task.CLASSIFY))
+_ROW_A_TEXT = frozenset((Task.EMBED, Task.CLASSIFY, Task.DECIDE, Task.LABEL_MASS))
 _MESSAGE_ROW_BYTES = 1 << 26  # sparse vectors of one batch can be larger than a message may be
 
 
