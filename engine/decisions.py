@@ -17,7 +17,7 @@ import numpy.typing as npt
 from embert.engine.errors import InputError
 from embert.engine.heads.description import LabelDecider
 from embert.engine.model import Model
-from embert.engine.tasks import NO_TASK, Task
+from embert.engine.tasks import Task
 
 Kind = Literal["predicate", "choice", "score"]
 Floats = npt.NDArray[np.float32]
@@ -94,7 +94,8 @@ def decision_tasks(model: Model, *, label_mass: bool = False) -> Task:
     """The tasks of the pairs. Raises InputError for `label_mass` of other models than language models."""
     if label_mass and not isinstance(model.heads.decider, LabelDecider):
         raise InputError("is for language models, and this model is not one", param="label_mass")
-    return (Task.DECIDE if model.heads.decider else Task.CLASSIFY) | (Task.LABEL_MASS if label_mass else NO_TASK)
+    task = Task.DECIDE if model.heads.decider else Task.CLASSIFY
+    return task | Task.LABEL_MASS if label_mass else task
 
 
 def check_count(count: int, param: str = "questions") -> None:
@@ -196,8 +197,8 @@ def _logits_of_options(model: Model, question: Question, rows: Floats) -> Floats
     if isinstance(decider, LabelDecider):
         return rows[0, :count]
     if decider is not None:
-        logits = rows[0, [1, 0]] if question.kind == "predicate" else rows[0, :count]
-        return (logits / np.float32(decider.temperature(_MARKED_KINDS[question.kind], count))).astype(np.float32)
+        logits = rows[0, 1::-1] if question.kind == "predicate" else rows[0, :count]
+        return logits / np.float32(decider.temperature(_MARKED_KINDS[question.kind], count))
     classifier = model.heads.classifier
     assert classifier is not None  # noqa: S101 - callers check that the model decides
     assert classifier.entailment is not None  # noqa: S101
@@ -212,5 +213,8 @@ def _log_sum(logits: Floats) -> float:
 
 
 def _softmax(logits: Floats) -> tuple[float, ...]:
-    x = np.exp(logits.astype(np.float64) - float(logits.max()))
-    return tuple((x / x.sum()).tolist())
+    values: list[float] = logits.tolist()
+    largest = max(values)
+    weights = [math.exp(value - largest) for value in values]
+    total = math.fsum(weights)
+    return tuple(weight / total for weight in weights)

@@ -26,6 +26,7 @@ from embert.engine.decisions import (
     read_decisions,
     second_texts,
 )
+from embert.engine.tasks import Task
 from embert.engine.tokenization.encoded import TokenizeOptions
 from embert.server.http.errors import Invalid, PayloadTooLarge, describe, describe_name
 from embert.server.protocols.fields import FIELDS
@@ -42,6 +43,7 @@ _LABEL_MASS = (
     "An extension: return each question's `label_mass` too, the share of its options in the probability of all tokens. "
     "Of language models."
 )
+_DECIDES = Capability(decides=True)
 _OPENAI_ROLES = {"type": "message", "role": "user"}
 _PARTS = {"input_text": "text", "input_json": "data"}
 
@@ -61,7 +63,7 @@ async def _decide(
 ) -> tuple[list[Decision], int]:
     """The decisions, and the number of tokens that were read. `param` is the field of the state."""
     handle = context.handle
-    handle.check(Capability(decides=True))
+    handle.check(_DECIDES)
     tasks = decision_tasks(handle.model, label_mass=label_mass)
     check_texts([state], param)
     check_questions(handle.model, questions)
@@ -78,8 +80,10 @@ async def _decide(
         sum(_BYTES_AN_OPTION + len(each.text) for asked in questions for each in asked.options), "the response"
     )
     rows = (await context.run(encoded, tasks)).rows
-    main, *masses = (rows[task].values for task in tasks)
-    return read_decisions(handle.model, questions, main, *masses), encoded.tokens
+    masses = rows.pop(Task.LABEL_MASS, None)
+    (main,) = rows.values()
+    mass = None if masses is None else masses.values
+    return read_decisions(handle.model, questions, main.values, mass), encoded.tokens
 
 
 def _writable(value: Json) -> Json:

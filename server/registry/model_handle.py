@@ -48,6 +48,7 @@ class ModelHandle:
         self.model = model
         self.name = config.served_name(model.model_id)
         self.others: Sequence[ModelHandle] = ()  # of the same server
+        self._checked: set[Capability] = set()  # that the model has
         self._default = DefaultPrompt.of(model, config.default_prompt, config.default_prompt_name)
         self.default_prompt = self._default.text
         self.limits = RequestLimits(config)
@@ -105,17 +106,17 @@ class ModelHandle:
         return self.model.width * _BYTES_A_NUMBER
 
     @cached_property
-    def _row_bytes(self) -> dict[Task, int]:
+    def _row_bytes(self) -> dict[int, int]:
         """Bytes of a text or token by task; those of sparse vectors are known only afterwards."""
         classifier, multi = self.model.heads.classifier, self.model.heads.multi_vector
         decider = self.model.heads.decider
         labels = () if classifier is None else classifier.labels
         return {
-            Task.TOKENS: self.model.config.hidden_size * _BYTES_A_NUMBER,
-            Task.CLASSIFY: sum(BYTES_A_WEIGHT + len(label.encode()) for label in labels),
-            Task.MULTI: 0 if multi is None else multi.layers[-1].outputs * _BYTES_A_NUMBER,
-            Task.TOKEN_CLASSES: _BYTES_AN_ENTITY + self.token_labels * _BYTES_A_NUMBER,
-            Task.DECIDE: 0 if decider is None else MARKED_OPTIONS * _BYTES_A_NUMBER,
+            int(Task.TOKENS): self.model.config.hidden_size * _BYTES_A_NUMBER,
+            int(Task.CLASSIFY): sum(BYTES_A_WEIGHT + len(label.encode()) for label in labels),
+            int(Task.MULTI): 0 if multi is None else multi.layers[-1].outputs * _BYTES_A_NUMBER,
+            int(Task.TOKEN_CLASSES): _BYTES_AN_ENTITY + self.token_labels * _BYTES_A_NUMBER,
+            int(Task.DECIDE): 0 if decider is None else MARKED_OPTIONS * _BYTES_A_NUMBER,
         }
 
     def response_bytes(self, encoded: Encoded, tasks: Task, dimensions: int = 0) -> int:
@@ -123,9 +124,10 @@ class ModelHandle:
         if tasks == Task.EMBED:
             return encoded.sequences * (dimensions * _BYTES_A_NUMBER or self._embed_bytes)
         size = encoded.sequences * self._embed_bytes if tasks & Task.EMBED else 0
+        wanted = int(tasks)
         for task, row_bytes in self._row_bytes.items():
-            if task & tasks:
-                one_each = task == Task.CLASSIFY or task == Task.DECIDE
+            if task & wanted:
+                one_each = task in (Task.CLASSIFY, Task.DECIDE)
                 size += (encoded.sequences if one_each else encoded.tokens) * row_bytes
         return size
 
@@ -188,8 +190,11 @@ class ModelHandle:
 
     def check(self, capability: Capability) -> None:
         """Raises TaskMissing unless the model has what the capability needs for every request."""
+        if capability in self._checked:
+            return
         missing = capability.missing(self.model)
         if not missing:
+            self._checked.add(capability)
             return
         word = f"task{'s' * (len(missing) > 1)} {', '.join(missing)}"
         labels = len(self.classifier.labels) if capability.reranks and Task.CLASSIFY in self.model.tasks else 1

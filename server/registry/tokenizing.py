@@ -9,7 +9,7 @@ import asyncio
 import math
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar, cast
 
 import numpy as np
@@ -95,19 +95,19 @@ class TextPairs:
     firsts: Sequence[str]
     seconds: Sequence[str | None]
     instruction: str = ""  # put into each pair
+    characters: int = field(init=False)  # of all pairs
+
+    def __post_init__(self) -> None:
+        repeats = len(self.seconds) if len(self.firsts) == 1 else 1
+        firsts = repeats * sum(map(len, self.firsts)) + len(self.instruction) * len(self.seconds)
+        seconds = sum([len(second) for second in self.seconds if second is not None])
+        object.__setattr__(self, "characters", firsts + seconds)
 
     @property
     def size(self) -> int:
         """Characters of all texts. A text of several pairs counts once."""
         sizes = {id(text): len(text) for text in (*self.firsts, *self.seconds) if text is not None}
         return sum(sizes.values()) + len(self.instruction)
-
-    @property
-    def characters(self) -> int:
-        """Characters of all pairs."""
-        repeats = len(self.seconds) if len(self.firsts) == 1 else 1
-        firsts = repeats * sum(map(len, self.firsts)) + len(self.instruction) * len(self.seconds)
-        return firsts + sum(len(second) for second in self.seconds if second is not None)
 
     def with_prompt(self, prompt: str) -> TextPairs:
         """Returns the pairs with a prompt before each first text. A text of several pairs is copied once."""
