@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import tempfile
 from collections.abc import Sequence
@@ -137,7 +138,8 @@ class OnnxRuntime(Rival):
         from embert import engine
         from embert.engine.host import usable_cpus
 
-        self.tokenizer = engine.Tokenizer(engine.load_model(str(folder)))
+        model = dataclasses.replace(engine.load_model(str(folder)), max_input_length=MAX_LENGTH)
+        self.tokenizer = engine.Tokenizer(model)
         with tempfile.TemporaryDirectory() as scratch:
             path = Path(scratch, "fused.onnx")
             write_fused(folder, path)
