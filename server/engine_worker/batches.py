@@ -81,15 +81,17 @@ def _prefixes(slices: list[Slice]) -> npt.NDArray[np.int32]:
     return np.stack([firsts, shared], 1)
 
 
-def pair_lengths(lengths: list[int], queries: int) -> tuple[int, list[int]]:
-    """The tokens that all pairs of a request with `queries` have in common, and those of each pair.
+def pair_lengths(lengths: list[int], queries: int) -> tuple[int, list[int], list[int]]:
+    """The tokens that all pairs of a request with `queries` have in common, those of each pair, and of its query.
 
     A pair is a query and a document. `lengths` are those of the sequences (EncodeRequest.queries).
     """
     if queries > 1:
-        return 0, [query + document for query, document in zip(lengths[::2], lengths[1::2], strict=True)]
+        firsts = lengths[::2]
+        return 0, [query + document for query, document in zip(firsts, lengths[1::2], strict=True)], firsts
     query, *documents = lengths
-    return query if len(documents) > 1 else 0, [query + document for document in documents]
+    prefix = query if len(documents) > 1 else 0
+    return prefix, [query + document for document in documents], [query] * len(documents)
 
 
 def _with_queries(batch: PackedBatch, slices: list[Slice], *, typed: bool) -> PackedBatch:

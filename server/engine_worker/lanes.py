@@ -37,12 +37,13 @@ class Request:
     """All texts of one HTTP request.
 
     `channel`, `message` and `weights` belong to the caller; the scheduler does not read them. `lengths` are the tokens
-    of each text, all ≥ 1; the first `prefix` of them are common to all texts. `deadline` is on the caller's clock.
+    of each text, all ≥ 1; the first `prefix` of them are common to all texts. The first `queries` of each text and the
+    others do not attend to each other; empty: 0. `deadline` is on the caller's clock.
     """
 
     __slots__ = (
         "channel", "counted", "deadline", "deficit", "has_quantum", "key", "least", "lengths", "low_priority",
-        "message", "model", "offsets", "prefix", "shared", "taken", "texts", "tokens", "weights",
+        "message", "model", "offsets", "prefix", "queries", "shared", "taken", "texts", "tokens", "weights",
     )  # fmt: skip
 
     def __init__(
@@ -55,8 +56,9 @@ class Request:
         channel: Any = None,
         message: Any = None,
         prefix: int = 0,
+        queries: Sequence[int] = (),
     ) -> None:
-        self.key, self.lengths, self.model = key, lengths, model
+        self.key, self.lengths, self.queries, self.model = key, lengths, queries, model
         self.deadline, self.low_priority = deadline, low_priority
         self.channel, self.message = channel, message
         self.weights = 0  # number in its sparse vectors so far
@@ -135,7 +137,12 @@ class BatchLimits:
     def count(self, request: Request, longest: int) -> bool:
         """Count the tokens of a request with a text of `longest` tokens. True if it is a long request."""
         if longest > PLAIN_TOKENS and self.counts is not None:
-            shared, *counts = self.counts.of([request.prefix, *request.lengths])
+            lengths, queries = request.lengths, request.queries
+            if queries:
+                lengths = [own - query for own, query in zip(lengths, queries, strict=True)]
+            shared, *counts = self.counts.of([request.prefix, *lengths])
+            if queries:
+                counts = [own + query for own, query in zip(counts, self.counts.of(queries), strict=True)]
             request.count(shared, counts)
             longest = max(counts)
         request.least = min(request.least, self.longest_text - request.prefix)

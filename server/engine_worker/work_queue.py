@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Hashable
+from collections.abc import Callable, Collection, Hashable, Sequence
 
 import numpy as np
 
@@ -98,8 +98,9 @@ class WorkQueue:
         one_text = len(message.lengths) == _ID_BYTES  # most requests
         lengths = [tokens] if one_text else np.frombuffer(message.lengths, np.int32).tolist()
         prefix = message.prefix
+        queries: Sequence[int] = ()
         if message.queries:  # a query and a document are one text
-            prefix, lengths = pair_lengths(lengths, message.queries)
+            prefix, lengths, queries = pair_lengths(lengths, message.queries)
         tokens -= message.prefix * (len(lengths) - 1)
         if not message.low_priority:
             self._interactive_at = now
@@ -126,6 +127,7 @@ class WorkQueue:
                     channel,
                     message,
                     prefix,
+                    queries,
                 )
             )
         except ValueError as error:

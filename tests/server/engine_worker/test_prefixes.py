@@ -10,7 +10,7 @@ import pytest
 
 from embert.engine import load_model
 from embert.engine.models.flops import TokenCounts
-from embert.server.engine_worker.batches import batch_of, pack
+from embert.server.engine_worker.batches import batch_of, pack, pair_lengths
 from embert.server.engine_worker.lanes import Request, Slice
 from embert.server.engine_worker.scheduler import Batch, Scheduler
 from tests.server.engine_worker.schedulers import next_batch, scheduler_of
@@ -36,6 +36,15 @@ def test_a_batch_counts_a_prefix_once() -> None:
     (batch,) = drained(scheduler)
     assert (batch.tokens, batch.counted, batch.texts) == (1600, 1600, 20)
     assert batch_of(None, batch.slices).counted == 1600
+
+
+@pytest.mark.parametrize(("queries", "lengths"), [(1, [8192, 8192]), (1, [600, 8192, 20]), (2, [700, 900, 20, 8192])])
+def test_a_query_and_a_document_do_not_attend_to_each_other(queries: int, lengths: list[int]) -> None:
+    counts = TokenCounts(load_model().config)
+    scheduler = scheduler_of(2048, longest_text=20_000, counts=counts)
+    prefix, pairs, firsts = pair_lengths(lengths, queries)
+    scheduler.add(Request("pairs", pairs, prefix=prefix, queries=firsts))
+    assert scheduler.queue_tokens == sum(counts.of(lengths))
 
 
 @pytest.mark.parametrize("others", [0, 1, 5])
