@@ -132,7 +132,8 @@ class EngineLoop:
                 if batch is None:
                     return
                 work.in_flight.append(self._submit(batch))
-            self._server.serve(0.0)
+            if not (work.unsent and self._server.is_handed_over()):  # taking over takes as long as sending responses
+                self._server.serve(0.0)
             if work.may_grow and self._submit_ahead():
                 continue
             unsent = work.next_unsent()
@@ -246,15 +247,16 @@ class EngineLoop:
         batch, rows, model = flight.batch, flight.rows, flight.model
         if rows is None:
             return
-        self._queue.settle(batch, flight.seconds)
         if isinstance(rows, EncoderError):
+            self._queue.settle(batch, flight.seconds)
             if self._tracer is not None:
                 self._tracer.record(flight, rows)
             self._bisect(batch, rows)
         else:
             self._health.succeeded()
-            model.throughput.add_batch(flight.seconds, batch.counted)
             self._responder.send_rows(batch.slices, rows, flight.began, flight.ended, MAX_RESPONSE_WEIGHTS)
+            self._queue.settle(batch, flight.seconds)
+            model.throughput.add_batch(flight.seconds, batch.counted)
             self._observe(flight)
             if self._tracer is not None:
                 self._tracer.record(flight)

@@ -58,6 +58,7 @@ class SocketServer:
         self._channels: dict[int, Channel] = {}
         self._reading = threading.Lock()  # the reading thread holds it
         self._handed_over = threading.Event()  # the receiving thread should read
+        self.is_handed_over = self._handed_over.is_set
         self._ended = False
         self._epoll = select.epoll()
         self._wake = os.eventfd(0)
