@@ -94,14 +94,6 @@ def test_a_node_is_killed_while_it_works(cluster: LocalCluster) -> None:
     check(made.result(), 1024)
 
 
-def test_an_engine_is_lost(cluster: LocalCluster) -> None:
-    """Its actor ends, and another gives the batch its vectors."""
-    (cluster.folder / "fate").write_text("lose")
-    made = embedded(256, 1, encoder=DOOMED).materialize()
-    assert not (cluster.folder / "fate").exists()
-    check(made, 256)
-
-
 class Assigned:
     """An actor that says what its engine would run on."""
 

@@ -7,8 +7,6 @@ import contextlib
 import importlib
 import inspect
 import itertools
-import os
-import signal
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -22,8 +20,7 @@ import psutil
 import pytest
 
 from tests.ray.conftest import BUSY_S, LocalCluster
-from tests.server.live import PATIENT, STAND_IN, TRUST, Live, free_port, live, until
-from tests.server.stand_in import HELD
+from tests.server.live import STAND_IN, TRUST, Live, free_port, live, until
 
 pytest.importorskip("ray", reason="ray is an extra")
 
@@ -78,36 +75,6 @@ def alone() -> Iterator[Live]:
     """The same without Ray."""
     with live(*STAND_IN, "--openai-accepts", "token-ids", "--cors-allow-origin", ORIGIN) as running:
         yield running
-
-
-@pytest.fixture
-def growing(url: str, cluster: LocalCluster) -> Iterator[str]:
-    """A stand-in below /growing: a replica, and a second one where more than two requests are in flight."""
-    from ray import serve
-
-    from embert.ray import deployment
-
-    held = cluster.folder / "held"
-    made = deployment(
-        encoder=STAND_IN[1],
-        openai_accepts=("token-ids",),
-        num_cpus=0.5,
-        serve_options={
-            "name": "growing",
-            "autoscaling_config": {
-                "max_replicas": 2,
-                "target_ongoing_requests": 2,
-                "upscale_delay_s": 0,
-                "metrics_interval_s": 0.1,
-            },
-            "ray_actor_options": {"runtime_env": {"env_vars": {"STAND_IN_HELD_FILE": str(held), **PATIENT}}},
-            **FREQUENT_CHECKS,
-        },
-    )
-    serve.run(made, name="growing", route_prefix="/growing")
-    yield f"{url}/growing"
-    held.unlink(missing_ok=True)
-    serve.delete("growing")
 
 
 def client(url: str) -> httpx.Client:
@@ -235,23 +202,6 @@ def under_load(url: str, happens: Callable[[], None]) -> list[int]:
     return done
 
 
-def test_a_replica_is_killed_under_load(pair: str) -> None:
-    """Requests go on, its server goes with it, and another takes its place."""
-    before = servers("pair")
-    assert len(before) == 2
-    family = [before[0], *before[0].children(recursive=True)]
-
-    def happens() -> None:
-        replica = before[0].parent()
-        assert replica is not None
-        os.kill(replica.pid, signal.SIGKILL)
-        until(lambda: len(servers("pair")) == 2, 120, what="another replica")
-
-    under_load(pair, happens)
-    until(lambda: not any(each.is_running() for each in family), 60, what="the end of the server of the lost replica")
-    assert before[1] in servers("pair")
-
-
 def test_a_server_is_killed_under_load(pair: str) -> None:
     """The health check tells Ray, which replaces the replica."""
     before = servers("pair")
@@ -261,26 +211,6 @@ def test_a_server_is_killed_under_load(pair: str) -> None:
         until(lambda: len(alive := servers("pair")) == 2 and before[0] not in alive, 120, what="another replica")
 
     under_load(pair, happens)
-
-
-def test_requests_in_flight_make_replicas(growing: str, cluster: LocalCluster) -> None:
-    """The application ends once they are answered."""
-    from ray import serve
-
-    held, runs = cluster.folder / "held", cluster.folder / "runs"
-    held.touch()
-    with ThreadPoolExecutor(8) as pool, client(growing) as asking:
-        assert asking.post("/embed", json={"inputs": "a"}).status_code == 200
-        assert len(servers("growing")) == 1
-        body = {"inputs": [[101, HELD, 102]]}
-        answers = [pool.submit(asking.post, "/embed", json=body) for _ in range(8)]
-        until(runs.exists, 60, what="a forward")
-        until(lambda: len(servers("growing")) == 2, 120, what="a second replica")
-        serve.delete("growing", _blocking=False)
-        family = servers("growing")
-        held.unlink()
-        assert [each.result().status_code for each in answers] == [200] * 8
-    until(lambda: not any(each.is_running() for each in family), 60, what="the end of the servers")
 
 
 def test_a_prefix_and_options(pair: str) -> None:
@@ -344,17 +274,3 @@ def test_options_that_do_not_do(options: dict[str, Any], message: str) -> None:
 
     with pytest.raises(ConfigError, match=message):
         deployment(**options)
-
-
-def test_a_model_that_is_not_there(url: str) -> None:
-    """The sentence that the server ends with is what Ray says."""
-    from ray import serve
-
-    from embert.ray import deployment
-
-    made = deployment("./no-such-model", serve_options={"max_constructor_retry_count": 1})
-    with pytest.raises(RuntimeError):
-        serve.run(made, name="none", route_prefix="/none")
-    (state,) = serve.status().applications["none"].deployments.values()
-    assert "no such folder: ./no-such-model" in state.message
-    serve.delete("none")
