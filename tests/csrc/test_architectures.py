@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import platform
 import shutil
 import subprocess
 from pathlib import Path
@@ -77,26 +76,6 @@ def test_auto_asks_the_machine_before_any_compiler(tmp_path: Path) -> None:
     assert "CUDA compiler" not in found.stdout
 
 
-@pytest.mark.parametrize(
-    ("options", "status", "said"),
-    [
-        (["-DEMBERT_CPU=OFF"], 0, "embert: no CPU kernels of its own (EMBERT_CPU=OFF)"),
-        (["-DEMBERT_CPU=AUTO"], 0, "embert: no CPU kernels of its own (no working C++ compiler was found)"),
-        (["-DEMBERT_CPU=ON"], 1, "embert: EMBERT_CPU=ON, but no working C++ compiler was found"),
-        (["-DEMBERT_CPU=yes"], 1, "embert: EMBERT_CPU is 'yes'; it must be AUTO, ON or OFF"),
-    ],
-)
-def test_kernels_for_cpus_without_a_compiler(
-    tmp_path: Path, options: list[str], status: int, said: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if platform.machine() not in ("x86_64", "aarch64"):
-        pytest.skip("they are for x86-64 and aarch64")
-    monkeypatch.setenv("CXX", "/bin/false")
-    found = cmake("-S", ROOT, "-B", tmp_path, "-DEMBERT_CUDA=OFF", *options)
-    assert found.returncode == status, found.stderr
-    assert said in " ".join((found.stdout + found.stderr).split())
-
-
 def test_on_without_architectures_builds_them_all(tmp_path: Path) -> None:
     nvcc = tmp_path / "nvcc"
     nvcc.write_text("#!/bin/sh\nprintf 'compute_75\\ncompute_80\\ncompute_86\\ncompute_89\\ncompute_90\\n'\n")
@@ -106,20 +85,3 @@ def test_on_without_architectures_builds_them_all(tmp_path: Path) -> None:
         f'include({ROOT}/csrc/architectures.cmake)\nembert_every_architecture({nvcc} found)\nmessage("${{found}}")\n'
     )
     assert cmake("-P", script).stderr.strip() == "80-real;86-real;89-real;90a-real;90-virtual"
-
-
-@pytest.mark.parametrize(
-    ("options", "status", "said"),
-    [
-        (["-DEMBERT_CUDA_ARCHITECTURES=75-real"], 0, "CPU encoder only (EMBERT_CUDA_ARCHITECTURES asks for 75-real"),
-        (
-            ["-DEMBERT_CUDA_ARCHITECTURES=90a-real;75", "-DEMBERT_CUDA=ON"],
-            1,
-            "but EMBERT_CUDA_ARCHITECTURES asks for 75",
-        ),
-    ],
-)
-def test_cmake_builds_nothing_for_an_old_gpu(tmp_path: Path, options: list[str], status: int, said: str) -> None:
-    found = cmake("-S", ROOT, "-B", tmp_path, "-DEMBERT_CPU=OFF", *options)
-    assert found.returncode == status, found.stderr
-    assert said in " ".join((found.stdout + found.stderr).split())

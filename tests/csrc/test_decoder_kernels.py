@@ -24,38 +24,6 @@ def gammas(random: np.random.Generator, columns: int) -> npt.NDArray[np.float32]
     return random.uniform(0.2, 1.8, columns).astype(np.float32)
 
 
-@pytest.mark.parametrize("dtype", ref.DTYPES)
-@pytest.mark.parametrize(
-    ("hidden", "taps", "after"), [(1024, 3, 0), (1024, 3, 1), (72, 4, 0), (64, 1, 0), (136, 64, 31)]
-)
-def test_convolutions_stay_in_their_text(
-    device: Device, random: np.random.Generator, dtype: int, hidden: int, taps: int, after: int
-) -> None:
-    """Rows of a text have the same bits in another place of another batch. Rows that follow a batch are texts of 1."""
-    lengths = [1, 2, 40, 3, 129, 65, 1, 1]
-    x = ref.drawn(random, (sum(lengths), 3 * hidden), dtype)
-    weight, bias = (random.standard_normal(shape).astype(np.float32) for shape in ((taps, hidden), hidden))
-    parameters = device.put(weight), device.put(bias)
-
-    def run(rows: npt.NDArray[np.generic], of: list[int]) -> npt.NDArray[np.generic]:
-        positions = np.concatenate([np.arange(length, dtype=np.int32) for length in of])
-        y = device.new(len(rows) * rows[0].nbytes // 3)
-        where = device.put(rows), device.put(positions)
-        device.launch.convolve(dtype, *where, taps, after, *parameters, len(rows), hidden, y)
-        return device.get(y, (len(rows), hidden), numpy_type(dtype))
-
-    texts = np.split(x, np.cumsum(lengths)[:-1])
-    got = np.split(run(x, lengths), np.cumsum(lengths)[:-1])
-    backwards = np.split(run(np.concatenate(texts[::-1]), lengths[::-1]), np.cumsum(lengths[::-1])[:-1])[::-1]
-    for text, found, other in zip(texts, got, backwards, strict=True):
-        b, c, value = np.split(ref.exact(text), 3, axis=1)
-        padded = np.pad(b * value, ((taps - 1 - after, after), (0, 0)))
-        windows = np.lib.stride_tricks.sliding_window_view(padded, taps, axis=0)
-        wanted = c * ((windows * weight.T.astype(np.float64)).sum(-1) + bias)
-        assert ref.error(found, wanted) <= ref.allowed(wanted, dtype)
-        assert found.tobytes() == other.tobytes()
-
-
 def row_sums(found: npt.NDArray[np.float32]) -> ref.Doubles:
     """Σ and Σ² of rows [rows, groups, 2]."""
     sums: ref.Doubles = found.astype(np.float64).sum(axis=1)
@@ -175,33 +143,3 @@ def test_an_rmsnorm_folded_into_a_product(
         together = got if together is None else together
         assert got.tobytes() == together[:rows].tobytes(), rows
         assert ref.error(got, wanted[:rows]) <= 1.6 * allowed, rows
-
-
-@pytest.mark.parametrize("dtype", TYPES)
-@pytest.mark.parametrize(("width", "out"), [(2048, 1024), (768, 768)])
-def test_a_residual_whose_rows_have_factors(
-    device: Device, random: np.random.Generator, dtype: int, width: int, out: int
-) -> None:
-    """Divided by those of the norm before it, and stored with those of the norm after it; statistics have neither."""
-    weight = ref.stored(random.standard_normal((out, width)) / np.sqrt(width), dtype)
-    bias = random.standard_normal(out).astype(np.float32)
-    before = random.uniform(1, 2, out).astype(np.float32)
-    after = ref.exact(ref.stored(random.uniform(1, 2, out), dtype)).astype(np.float32)
-    product = device.launch.product(
-        "hopper", "", dtype, device.put(weight), device.put(bias), out, width, ref.NONE, gamma=device.put(before),
-        beta=0, of_residual=True, prescaled_rows=True, next_gamma=device.put(after), rms=True,
-    )  # fmt: skip
-    x, residual = (ref.drawn(random, (3001, columns), dtype) for columns in (width, out))
-    wanted = ref.exact(x) @ ref.exact(weight).T + bias + ref.exact(residual) / before
-    together: npt.NDArray[np.generic] | None = None
-    for rows in sorted(ROWS, reverse=True):
-        y, groups = device.new(rows * out * x.itemsize), out // 128
-        sums = device.new(rows * groups * 8 * 4)
-        product.run(device.launch, device.put(x[:rows]), device.put(residual[:rows]), rows, y, 0, 1, sums)
-        got = device.get(y, (rows, out), numpy_type(dtype))
-        together = got if together is None else together
-        assert got.tobytes() == together[:rows].tobytes(), rows
-        assert ref.error(got, wanted[:rows] * after) <= ref.allowed(wanted[:rows] * after, dtype), rows
-        parts = groups * product.splits
-        found = device.get(sums, (rows * groups * 4, 2), np.float32)[: rows * parts].reshape(rows, parts, 2)
-        np.testing.assert_allclose(found[..., 1].sum(axis=1), np.square(wanted[:rows]).sum(axis=1), rtol=1e-4)

@@ -166,14 +166,6 @@ def test_rope_columns(
     fused.check(random, lambda y: rotated(y, table, positions[: len(y)], size, rotary_dim))
 
 
-@pytest.mark.parametrize(("heads", "size", "rotary_dim"), HEADS)
-@pytest.mark.parametrize("gamma_in", ["weights", "rows"])
-def test_turned_rows_are_batch_invariant(
-    device: Device, random: np.random.Generator, heads: int, size: int, rotary_dim: int, gamma_in: str
-) -> None:
-    rope_gemm(device, random, ref.FLOAT16, heads, size, rotary_dim, gamma_in)[0].check_batch_invariance(random)
-
-
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("kind", [ref.SILU, ref.GELU, ref.GELU_TANH, ref.RELU])
 @pytest.mark.parametrize(("out", "width"), [(3072, 768), (1152, 768), (2624, 1024), (1000, 312)])
@@ -184,36 +176,3 @@ def test_gates(
     fused = Fused(device, random, dtype, 2 * out, width, gamma_in)
     fused.prepare(out, kind, gated=True)
     fused.check(random, lambda y: ref.activation(y[:, ::2], kind) * y[:, 1::2])
-
-
-@pytest.mark.parametrize("kind", [ref.SILU, ref.GELU])
-@pytest.mark.parametrize(("out", "width"), [(3072, 768), (1152, 768), (2624, 1024), (1000, 312)])
-@pytest.mark.parametrize("gamma_in", ["weights", "rows"])
-def test_gated_rows_are_batch_invariant(
-    device: Device, random: np.random.Generator, kind: int, out: int, width: int, gamma_in: str
-) -> None:
-    fused = Fused(device, random, ref.FLOAT16, 2 * out, width, gamma_in)
-    fused.prepare(out, kind, gated=True)
-    fused.check_batch_invariance(random)
-
-
-@pytest.mark.parametrize("dtype", TYPES)
-@pytest.mark.parametrize(("out", "width"), [(768, 768), (768, 1152), (1024, 2624)])
-def test_a_residual_without_a_norm_is_added_as_it_is(
-    device: Device, random: np.random.Generator, dtype: int, out: int, width: int
-) -> None:
-    """A residual of pre-norm models. Its sums are for another product; those of y are written."""
-    fused = Fused(device, random, dtype, out, width, "")
-    fused.prepare(out)
-    for rows in (1, 40, 200, 3000):
-        x, residual = (ref.stored(random.standard_normal((rows, n)), dtype) for n in (width, out))
-        y, y_stats = device.new(rows * out * 2), device.new(rows * 8 * 8 * 8)
-        wrong = device.put(np.full((rows, 8, 2), np.nan, np.float32))
-        fused.product.run(
-            device.launch, device.put(x), device.put(residual), rows, y, wrong, fused.product.splits, y_stats
-        )
-        wanted = fused.products(ref.exact(x)) + ref.exact(residual)
-        got = device.get(y, (rows, out), numpy_type(dtype))
-        assert ref.error(got, wanted) <= 1.2 * ref.rounding(wanted, dtype), rows
-        parts = device.get(y_stats, (rows, out // 128, fused.product.splits, 2), np.float32).astype(np.float64)
-        assert ref.error(parts.sum(axis=2), ref.group_sums(wanted)) <= 1e-4, rows

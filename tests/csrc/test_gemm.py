@@ -81,22 +81,6 @@ def test_against_float64(
             assert ref.error(weights.run(x, residual), wanted) <= limit, (rows, residual is None)
 
 
-def test_last_rows_in_narrow_tiles(device: Device, random: np.random.Generator) -> None:
-    """6 100 rows are 24 rows of tiles, three to a row: 72 for an H100's 66 clusters, so the last rows' are narrow."""
-    rows, out, width = 6100, 768, 1536
-    weights = Weights(device, random, "hopper", ref.FLOAT16, out, width, ref.NONE)
-    x, residual = (ref.stored(random.standard_normal((rows, n)), ref.FLOAT16) for n in (width, out))
-    y, y_stats = device.new(rows * out * 2), device.new(rows * 48)
-    weights.product.run(device.launch, device.put(x), device.put(residual), rows, y, y_stats=y_stats)
-    assert weights.product.splits == 1
-    found, sums = device.get(y, (rows, out), np.float16), device.get(y_stats, (rows, 6, 2), np.float32)
-    wanted = weights.exact(x, residual)
-    assert ref.error(found, wanted) <= 1.2 * ref.rounding(wanted, ref.FLOAT16)
-    assert ref.error(sums, ref.group_sums(wanted)) <= 1e-5
-    for part in (slice(0, 2500), slice(2500, 5000), slice(5000, rows)):
-        assert (weights.run(x[part], residual[part]).view(np.uint16) == found[part].view(np.uint16)).all()
-
-
 class Folded:
     """The two products around a LayerNorm: r = c·V + bias + residual, then activation(LayerNorm(r)·W + bias).
 
@@ -181,22 +165,6 @@ def test_layernorm_folded_into_the_products(
         assert ref.error(second, wanted) <= limit, rows
         wanted = (folded.third.exact(second, None) + norm) * folded.of_third
         assert ref.error(third, wanted) <= allowed * ref.rounding(wanted, dtype), rows
-
-
-@pytest.mark.parametrize(("hidden", "inner"), [(768, 3072), (384, 1536), (312, 1200), (1024, 4096)])
-@pytest.mark.parametrize("in_rows", [False, True])
-def test_folded_rows_are_batch_invariant(
-    device: Device, random: np.random.Generator, hidden: int, inner: int, in_rows: bool
-) -> None:
-    folded = Folded(device, random, ref.FLOAT16, hidden, inner, in_rows)
-    context, residual = (ref.stored(random.standard_normal((20_000, hidden)), ref.FLOAT16) for _ in range(2))
-    together = [rows.view(np.uint16) for rows in folded.run(context, residual)]
-    # Each tile's; of 5 700 and 7 000 the last rows' are narrow, with 1 024 and 768 columns.
-    for rows in (1, 16, 33, 64, 100, 129, 256, 500, 1000, 2500, 3300, 5700, 7000, 10_000):
-        first = int(random.integers(0, len(context) - rows + 1))
-        part = slice(first, first + rows)
-        for some, everyone in zip(folded.run(context[part], residual[part]), together, strict=True):
-            assert (some.view(np.uint16) == everyone[part]).all(), rows
 
 
 # Rows of which one kernel does the whole layer: as many tiles as clusters of blocks and fewer, tiles that several

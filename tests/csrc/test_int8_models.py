@@ -9,11 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from benchmarks.lib.texts import english
 from embert import engine
 from embert.engine.encoders.cuda.encoder import CudaEncoder
-from embert.engine.engine import Engine
-from embert.engine.quantization.accuracy import accuracy_of_rows
 from embert.engine.weights.checkpoint import Checkpoint
 from tests.csrc import int8
 from tests.csrc.encoder.random_models import (
@@ -105,18 +102,3 @@ def test_other_architectures(tmp_path: Path, random: np.random.Generator, case: 
         cosines(ours.encode(batch), wanted).min() >= 0.99
     )  # weights as large as these make attention pick single tokens
     ours.close()
-
-
-def test_a_thousand_english_sentences_keep_their_neighbors() -> None:
-    """Real weights, compared with the same model in float16."""
-    sentences = english(1000)
-    vectors = []
-    for dtype in ("int8", "float16"):
-        with Engine.load(engine.load_model(), device="cuda", dtype=dtype) as loaded:
-            vectors.append(loaded.embed(sentences))
-    ours, theirs = vectors
-    found = accuracy_of_rows(ours, theirs, dtype="float16")
-    print(found)
-    assert found.worst >= 0.999
-    assert found.neighbors is not None
-    assert found.neighbors >= 0.98

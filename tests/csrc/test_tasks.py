@@ -26,8 +26,6 @@ from embert.engine.tasks import Task
 from tests.csrc.encoder.random_models import agrees, packed, random_bert, relative_error, with_cublaslt
 from tests.csrc.reference import LENGTHS
 from tests.oracles.model_cases import write_modules
-from tests.oracles.pipelines import LABELS as TOKEN_LABELS
-from tests.oracles.pipelines import write
 
 pytestmark = pytest.mark.gpu
 
@@ -203,95 +201,6 @@ def test_tasks_of_one_batch_do_not_touch_each_other(
     ours.close()
 
 
-@pytest.mark.parametrize("graphs", [True, False])
-def test_small_batches_of_logits(folder: Path, random: np.random.Generator, graphs: bool) -> None:
-    """A graph, a batch without one, and one with other tasks have the same bits."""
-    ours = CudaEncoder(described(folder, pooling="mean"), max_batch_tokens=4096, graphs=graphs)
-    assert ours._encoders[0].graphs == (240 if graphs else 0)
-    for lengths in ([1], [16], [17], [128], [129, 3], [512], [500, 500], [7] * 64, [100, 90, 300, 1, 33]):
-        batch = packed(random, np.array(lengths))
-        rows = list(range(len(lengths)))
-        single = run(ours, part(batch, rows, Task.CLASSIFY))[Task.CLASSIFY]
-        mixed = run(ours, part(batch, rows, Task.CLASSIFY | Task.EMBED))
-        assert same(ours, mixed[Task.CLASSIFY], single)
-        assert same(ours, mixed[Task.EMBED], run(ours, part(batch, rows, Task.EMBED))[Task.EMBED])
-        for row in rows:
-            one = run(ours, part(batch, [row], Task.CLASSIFY))[Task.CLASSIFY]
-            assert same(ours, one, single.slice(row, row + 1))
-    ours.close()
-
-
-def test_dimensions_and_normalize_after_dense_modules(encoder: CudaEncoder, random: np.random.Generator) -> None:
-    for count in (3, 100):
-        batch = packed(random, random.integers(1, 100, count))
-        raw = encoder.encode(dataclasses.replace(batch, normalize=np.zeros(count, np.bool_)))
-        dimensions = random.choice([0, 1, 64, WIDTH], count).astype(np.int32)
-        normalize = random.random(count) < 0.5
-        wanted = raw.copy()
-        for row, kept in zip(wanted, dimensions, strict=True):
-            row[kept or WIDTH :] = 0
-        wanted[normalize] /= np.linalg.norm(wanted[normalize], axis=1, keepdims=True)
-        asked = dataclasses.replace(batch, dimensions=dimensions, normalize=normalize)
-        np.testing.assert_allclose(encoder.encode(asked), wanted, rtol=1e-5, atol=1e-7)
-        some = np.where(random.random(count) < 0.5, Task.EMBED, Task.EMBED | Task.MULTI).astype(np.uint8)
-        some[0] = Task.CLASSIFY
-        mixed = run(encoder, dataclasses.replace(asked, tasks=some))[Task.EMBED].values
-        assert same(encoder, TaskOutput.one_each(mixed), TaskOutput.one_each(encoder.encode(asked)[1:]))
-
-
-def test_two_batches_of_tasks_in_flight(encoder: CudaEncoder, random: np.random.Generator) -> None:
-    batches = []
-    for count in random.integers(1, 90, 20):
-        batch = packed(random, random.integers(1, 150, int(count)))
-        batches.append(dataclasses.replace(batch, tasks=random.integers(1, 32, int(count)).astype(np.uint8)))
-    single = [run(encoder, batch) for batch in batches]
-    tickets = [encoder.submit(batches[0])]
-    for i, batch in enumerate([*batches[1:], batches[0]]):
-        tickets.append(encoder.submit(batch))
-        found = encoder.wait(tickets[i])
-        assert found.keys() == single[i].keys()
-        for task, rows in found.items():
-            assert rows.values.tobytes() == single[i][task].values.tobytes()
-    encoder.wait(tickets[-1])
-
-
-@pytest.mark.exclusive
-def test_memory_for_tasks_does_not_grow(folder: Path, random: np.random.Generator) -> None:
-    ours = CudaEncoder(described(folder, pooling="cls"), max_batch_tokens=16384)
-
-    def encode_batches(count: int) -> None:
-        for _ in range(count):
-            texts = int(random.integers(1, 60))
-            batch = packed(random, random.integers(1, 250, texts))
-            run(ours, dataclasses.replace(batch, tasks=random.integers(1, 32, texts).astype(np.uint8)))
-
-    run(ours, dataclasses.replace(packed(random, np.full(16384, 1)), tasks=np.array([31, 1] * 8192, np.uint8)))
-    run(ours, dataclasses.replace(packed(random, np.full(32, 512)), tasks=np.array([31, 30] * 16, np.uint8)))
-    encode_batches(50)
-    before = ours.memory[2]
-    encode_batches(500)
-    assert ours.memory[2] <= before
-    ours.close()
-
-
-@pytest.mark.parametrize("case", ["bert", "modernbert, biases"])
-@pytest.mark.parametrize(("dtype", "limit"), [("float16", 2e-2), ("bfloat16", 1e-1), ("float32", 1e-4)])
-def test_logits_of_tokens(tmp_path: Path, random: np.random.Generator, case: str, dtype: str, limit: float) -> None:
-    """A plain head, and one with a norm between two layers; float32 needs cuBLASLt."""
-    model = engine.load_model(str(write(tmp_path, "uncased", case, "ForTokenClassification", TOKEN_LABELS)))
-    sequences = [random.integers(1000, 20_000, length).astype(np.int32) for length in (1, 2, 17, 48, 33, 5)]
-    batch = engine.pack(sequences).wanting(Task.TOKEN_CLASSES)
-    on_cpu = engine.load_encoder(model, device="cpu", dtype="float32")
-    expected = on_cpu.encode(batch, Task.TOKEN_CLASSES)
-    on_cpu.close()
-    ours = CudaEncoder(model, dtype=dtype)
-    found = ours.wait(ours.submit(batch))[Task.TOKEN_CLASSES]
-    ours.close()
-    assert found.values.shape == expected.shape
-    assert found.counts.tolist() == [len(sequence) for sequence in sequences]
-    assert relative_error(found.values, expected) <= limit
-
-
 @pytest.mark.parametrize(("gemm", "dtype"), [("auto", "float16"), ("auto", "bfloat16"), ("cublaslt", "float32")])
 @pytest.mark.parametrize("mean", [False, True])
 def test_scores_are_those_of_the_vectors(
@@ -330,23 +239,4 @@ def test_scores_are_those_of_the_vectors(
     outputs = run(ours, mixed)
     assert same(ours, outputs[Task.MULTI], vectors[Task.MULTI].taken(np.flatnonzero(half)))
     assert agrees(ours, outputs[Task.CLASSIFY].values, got[~half[scored.sequences_of(Task.CLASSIFY)]])
-    ours.close()
-
-
-def test_scores_that_the_extension_refuses(folder: Path, random: np.random.Generator) -> None:
-    model = dataclasses.replace(
-        engine.load_model(str(folder)), heads=Heads(multi_vector=MultiVector(MULTI)), embeds=False, after_pooling=()
-    )
-    ours = CudaEncoder(model, max_batch_tokens=1024)
-    batch = packed(random, np.array([4, 6]))
-    tasks, rows = np.array([0, int(Task.CLASSIFY)], np.uint8), np.arange(10, dtype=np.int32)
-    for spans, tokens, named in (
-        ([[0, 4, 4, 7]], rows, "4 to 11 of 10"),
-        ([[-1, 4, 4, 6]], rows, "-1 to 3"),
-        ([[0, 4, 4, 6]], rows + 1, "token 10 in a batch of 10"),
-        ([[0, 4, 4, 6]] * 2, rows, "scores of 2 documents; 1"),
-    ):
-        arguments = batch.ids, batch.cu_seqlens, None, None, None, None, tasks, None
-        with pytest.raises(RuntimeError, match=named):
-            ours._encoders[0].submit(*arguments, np.array(spans, np.int32), tokens)
     ours.close()

@@ -28,7 +28,6 @@ from tests.csrc.encoder.random_models import (
     random_bert,
     random_mpnet,
     relative_error,
-    with_cublaslt,
 )
 from tests.oracles import model_cases
 
@@ -77,36 +76,6 @@ def test_padding_tokens_inside_texts(tmp_path: Path, case: str, graphs: bool) ->
     assert cosines(together, wanted).min() >= 0.9999
     for row in everyone:  # alone, those without padding are a graph
         assert agrees(ours, ours.encode(part(batch, everyone[row : row + 1])), together[row : row + 1])
-    ours.close()
-
-
-@pytest.mark.parametrize(
-    ("model", "pooling"),
-    [*(("base", pooling) for pooling in ("cls", "last-token", "max")),
-     *(("mpnet", pooling) for pooling in ("mean", "cls", "last-token"))],
-)  # fmt: skip
-@pytest.mark.parametrize("gemm", ["auto", "cublaslt"])
-def test_poolings(
-    model: str, request: pytest.FixtureRequest, random: np.random.Generator, pooling: str, gemm: str
-) -> None:
-    """MPNet adds biases by distance to attention scores."""
-    folder: Path = request.getfixturevalue(model)
-    ours = with_cublaslt(folder, pooling, gemm=gemm)
-    lengths = np.concatenate([[1, 2, 16, 17, 32, 33, 64, 65, 128, 129, 511, 512], random.integers(1, 300, 40)])
-    batch = packed(random, lengths)
-    everyone = np.arange(len(lengths))
-    # Many rows of which few are pooled, and few rows: the last layer runs on the pooled ones, or on all.
-    together = ours.encode(part(batch, everyone))
-    wanted = hugging_face(folder, batch, torch.float64, pooling)
-    of_torch = relative_error(hugging_face(folder, batch, torch.float16, pooling), wanted)
-    assert relative_error(together, wanted) <= 1.1 * of_torch
-    for rows in (
-        *(everyone[i : i + 1] for i in everyone),
-        random.permutation(everyone)[:7],
-        everyone[:2],
-        everyone[::-1],
-    ):
-        assert agrees(ours, ours.encode(part(batch, rows)), together[rows])
     ours.close()
 
 
