@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import subprocess
-from collections.abc import Iterator, Mapping
 from typing import Any
 
 import kubernetes_validate  # type: ignore[import-untyped]
@@ -55,18 +54,3 @@ def by_kind(manifests: list[Manifest]) -> dict[str, Manifest]:
     found = {manifest["kind"]: manifest for manifest in manifests}
     assert len(found) == len(manifests)
     return found
-
-
-def pods_selected(of: Mapping[str, Manifest], pod: Mapping[str, str]) -> dict[str, bool]:
-    """True for each kind whose selector takes a pod with these labels."""
-    return {name: selector.items() <= pod.items() for name, selector in _selectors(of)}
-
-
-def _selectors(of: Mapping[str, Manifest]) -> Iterator[tuple[str, Mapping[str, str]]]:
-    deployment = of["Deployment"]["spec"]
-    (spread,) = deployment["template"]["spec"]["topologySpreadConstraints"]
-    yield "Deployment", deployment["selector"]["matchLabels"]
-    yield "spread", spread["labelSelector"]["matchLabels"]
-    yield "Service", of["Service"]["spec"]["selector"]
-    yield "PodDisruptionBudget", of["PodDisruptionBudget"]["spec"]["selector"]["matchLabels"]
-    yield "NetworkPolicy", of["NetworkPolicy"]["spec"]["podSelector"]["matchLabels"]

@@ -10,11 +10,10 @@ import jsonschema  # type: ignore[import-untyped]
 import pytest
 import yaml
 
-from embert import __version__
 from embert.server.config import ServeConfig, environment_name
 from embert.server.frontend.routes import METRIC_ROUTES
 from tests.docker.dockerfile import stages
-from tests.docker.manifests import CHART, Manifest, by_kind, check, helm, pods_selected, templated
+from tests.docker.manifests import CHART, Manifest, by_kind, check, helm, templated
 from tests.server.live import ROOT
 
 VALUES = yaml.safe_load((CHART / "values.yaml").read_text())
@@ -82,11 +81,6 @@ def test_the_schema_knows_the_values_and_no_others() -> None:
     same(VALUES, SCHEMA)
 
 
-def test_versions_are_the_servers() -> None:
-    chart = yaml.safe_load((CHART / "Chart.yaml").read_text())
-    assert chart["version"] == chart["appVersion"] == __version__
-
-
 def test_the_drain_is_the_servers() -> None:
     assert VALUES["drainTimeout"] == ServeConfig().drain_timeout
 
@@ -142,14 +136,6 @@ def test_the_grace_period_covers_the_drain() -> None:
     assert pod["terminationGracePeriodSeconds"] >= 7 + 50 + 5
 
 
-def test_without_a_gpu_it_is_the_cpus_image_with_as_many_threads_as_it_may_use_cpus() -> None:
-    deployment = by_kind(templated("gpu.enabled=false"))["Deployment"]
-    assert container(deployment)["image"] == f"ghcr.io/embert/embert:{__version__}-cpu"
-    assert container(deployment)["resources"]["limits"]["cpu"] == container(deployment)["resources"]["requests"]["cpu"]
-    assert "tolerations" not in deployment["spec"]["template"]["spec"]
-    assert deployment["spec"]["strategy"]["rollingUpdate"] == {"maxSurge": 1, "maxUnavailable": 0}
-
-
 def test_everything_arrives_where_it_belongs() -> None:
     of = {f"{each['kind']} {each['metadata']['name']}": each for each in templated(*EVERYTHING)}
     pod = of["Deployment embert"]["spec"]["template"]["spec"]
@@ -183,18 +169,6 @@ def test_everything_arrives_where_it_belongs() -> None:
     assert len(pod["tolerations"]) == 2
 
 
-def test_a_file_of_models_is_mounted_where_the_server_looks_for_it() -> None:
-    file = "[[models]]\nmodel = 'a/b'\n"
-    of = {f"{each['kind']} {each['metadata']['name']}": each for each in templated(f"modelsFile={file}")}
-    assert of["ConfigMap embert-models"]["data"] == {"models.toml": file}
-    pod = of["Deployment embert"]["spec"]["template"]["spec"]
-    (volume,) = [each for each in pod["volumes"] if each["name"] == "config"]
-    (mount,) = [each for each in pod["containers"][0]["volumeMounts"] if each["name"] == "config"]
-    assert volume["configMap"] == {"name": "embert-models"}
-    assert of["ConfigMap embert"]["data"]["EMBERT_CONFIG"] == f"{mount['mountPath']}/models.toml"
-    assert "EMBERT_MODEL" not in of["ConfigMap embert"]["data"]
-
-
 def test_tls_has_its_files_and_probes() -> None:
     settings = (
         "options.EMBERT_SSL_CERTFILE=/certs/tls.crt",
@@ -210,79 +184,6 @@ def test_tls_has_its_files_and_probes() -> None:
     assert [each["scheme"] for each in probes] == ["HTTPS"] * 3
     assert {"name": "certs", "secret": {"secretName": "search-tls"}} in pod["volumes"]
     assert {"name": "certs", "mountPath": "/certs"} in pod["containers"][0]["volumeMounts"]
-
-
-def test_pods_may_connect_to_what_values_name() -> None:
-    def ports(*settings: str) -> list[int]:
-        policy = by_kind(templated(*settings))["NetworkPolicy"]
-        check(policy)
-        return [port["port"] for rule in policy["spec"]["egress"] for port in rule["ports"]]
-
-    usual = [53, 53, 443]
-    assert ports() == usual
-    assert ports("options.EMBERT_OTLP_ENDPOINT=http://collector:4318/v1/traces") == [*usual, 4318]
-    assert ports("options.EMBERT_OTLP_ENDPOINT=https://collector") == usual
-    mirror = "extraEnv[0].name=HF_ENDPOINT", "extraEnv[0].value=http://mirror.example"
-    own = "networkPolicy.egress[0].ports[0].port=5000", "networkPolicy.egress[0].to[0].podSelector.matchLabels.a=b"
-    assert ports("options.EMBERT_OTLP_ENDPOINT=http://collector:4318", *mirror, *own) == [*usual, 4318, 80, 5000]
-
-
-@pytest.mark.parametrize(
-    ("release", "settings"),
-    [
-        ("a" * 53, ()),
-        ("search.v2", ()),
-        ("x", (f"fullnameOverride={'embert-' * 10}embertxxxx",)),
-        ("x", ("fullnameOverride=search.v2",)),
-    ],
-)
-def test_names_fit_into_what_kubernetes_takes(release: str, settings: tuple[str, ...]) -> None:
-    more = (*settings, *WATCHED, "monitoring.dashboard=true", "modelsFile=[[models]]")
-    for manifest in templated(*more, release=release):
-        name = manifest["metadata"]["name"]
-        # A service's name has no dots. The horizontal autoscaler and others append to a name.
-        assert re.fullmatch("[a-z]([-a-z0-9]{0,61}[a-z0-9])?", name), name
-
-
-def test_two_releases_in_a_namespace_leave_each_others_pods_alone() -> None:
-    first, second = by_kind(templated()), by_kind(templated(release="reranker"))
-    pods = [of["Deployment"]["spec"]["template"]["metadata"]["labels"] for of in (first, second)]
-    for number, of in enumerate((first, second)):
-        assert set(pods_selected(of, pods[number]).values()) == {True}
-        assert set(pods_selected(of, pods[1 - number]).values()) == {False}
-    assert {kind for kind in first if first[kind]["metadata"]["name"] == second[kind]["metadata"]["name"]} == set()
-
-
-def test_replicas_follow_the_queue_and_how_busy_engines_are() -> None:
-    hpa = by_kind(templated("gpu.enabled=false"))["HorizontalPodAutoscaler"]["spec"]
-    targets = {each["pods"]["metric"]["name"]: each["pods"]["target"]["averageValue"] for each in hpa["metrics"]}
-    assert targets == {"embert_queue_tokens": "2048", "embert_engine_busy_ratio": "0.65"}
-    of = by_kind(templated("gpu.enabled=false", "autoscaling.kind=keda", release="reranker"))
-    keda = of["ScaledObject"]["spec"]
-    assert "HorizontalPodAutoscaler" not in of
-    assert keda["scaleTargetRef"]["name"] == of["Deployment"]["metadata"]["name"]
-    assert keda["advanced"]["horizontalPodAutoscalerConfig"]["behavior"] == hpa["behavior"]
-    rules = yaml.safe_load((CHART.parent / "adapter-values.yaml").read_text())["rules"]["custom"]
-    assert [rule["seriesQuery"].partition("{")[0] for rule in rules] == list(targets)
-    own = f'{{namespace="search", service="{of["Service"]["metadata"]["name"]}"}}'
-    for trigger, (metric, target) in zip(keda["triggers"], targets.items(), strict=True):
-        assert trigger["metadata"]["threshold"] == target
-        assert f"{metric}{own}" in trigger["metadata"]["query"], "tests/docker/test_monitoring.py asks Prometheus these"
-
-
-def test_what_watches_is_the_rules_and_the_dashboard() -> None:
-    of = {f"{each['kind']} {each['metadata']['name']}": each for each in templated(*EVERYTHING)}
-    rules = yaml.safe_load((ROOT / "docker" / "prometheus" / "rules.yml").read_text())
-    assert of["PrometheusRule embert"]["spec"] == rules
-    dashboard = of["ConfigMap embert-dashboard"]
-    assert dashboard["data"]["embert.json"] == (ROOT / "docker" / "grafana" / "embert.json").read_text()
-    assert dashboard["metadata"]["labels"]["grafana_dashboard"] == "1"
-    monitor, service = of["ServiceMonitor embert"], of["Service embert"]
-    assert monitor["spec"]["selector"]["matchLabels"].items() <= service["metadata"]["labels"].items()
-    assert monitor["spec"]["endpoints"][0]["port"] in {port["name"] for port in service["spec"]["ports"]}
-    assert service["metadata"]["labels"][monitor["spec"]["jobLabel"]] == "embert", "the job of rules and dashboard"
-    for name in ("ServiceMonitor embert", "PrometheusRule embert"):
-        assert of[name]["metadata"]["labels"]["release"] == "kube-prometheus-stack"
 
 
 @pytest.mark.parametrize(

@@ -47,20 +47,11 @@ CHOSEN |= {f"${name}": ".*" for name in ("namespace", "service", "instance", "mo
 }
 
 
-MODEL = "sentence-transformers/all-MiniLM-L6-v2"
-ON_KUBERNETES = ("namespace", "service")  # labels that series have there only
-EXPECTED = {"job": ["embert"], "model": [MODEL], "engine": ["0"], "priority": ["bulk", "interactive"]}
-
-
 def chosen(query: str, priority: str = ".+") -> str:
     """A query of the dashboard, with everything chosen at the top, or one priority only."""
     for variable, value in (CHOSEN | {"$priority": priority}).items():
         query = query.replace(variable, value)
     return query
-
-
-def label_values(watched: Prometheus, label: str, series: str) -> Any:
-    return watched.get(f"label/{label}/values", **{"match[]": chosen(series)})
 
 
 class Load(threading.Thread):
@@ -206,15 +197,6 @@ def test_rules_are_evaluated_without_errors(watched: Prometheus) -> None:
     until(lambda: watched.values('ALERTS{alertname="EmbertErrors", alertstate="pending"}'), what="a pending alert")
 
 
-@pytest.mark.parametrize("variable", DASHBOARD["templating"]["list"], ids=lambda each: str(each["name"]))
-def test_the_queries_that_fill_the_choices(watched: Prometheus, variable: dict[str, Any]) -> None:
-    if variable["type"] == "datasource":
-        return
-    series, label = re.fullmatch(r"label_values\((.+), (\w+)\)", variable["query"]["query"]).groups()  # type: ignore[union-attr]
-    found = until(lambda: label_values(watched, label, series) or label in ON_KUBERNETES, what=f"values of {label}")
-    assert found is True or found == EXPECTED.get(label, found)
-
-
 def test_prometheus_keeps_exemplars(watched: Prometheus) -> None:
     """Exemplars have the ids of the load's requests."""
 
@@ -226,12 +208,3 @@ def test_prometheus_keeps_exemplars(watched: Prometheus) -> None:
         return {each["labels"]["request_id"] for series in found for each in series["exemplars"]}
 
     until(lambda: any(each.startswith("load-") for each in ids()), what="an exemplar of the load")
-
-
-def test_a_model_an_engine_and_a_priority_can_be_chosen(watched: Prometheus) -> None:
-    """Each of them leaves only its own, and what nobody sent leaves nothing."""
-    (panel,) = [panel for panel in PANELS if panel["title"] == "Mean inference by engine"]
-    query = panel["targets"][0]["expr"]
-    for name, value in (("$model", MODEL), ("$engine", "0"), ("$priority", "bulk")):
-        until(lambda name=name, value=value: watched.values(chosen(query.replace(name, value))), what=value)  # type: ignore[misc]
-        assert not watched.values(chosen(query.replace(name, "none")))

@@ -5,12 +5,11 @@ from __future__ import annotations
 import pytest
 
 from tests.fuzz import heads
-from tests.fuzz.cases import SOUND, Case, Ending, Maker
+from tests.fuzz.cases import SOUND, Case, Ending
 from tests.fuzz.client import Exchange, Outcome
 from tests.fuzz.judge import judge
 from tests.fuzz.reading import read
 from tests.fuzz.responses import Malformed, ResponseReader
-from tests.fuzz.routes import Routes
 
 
 def post(*fields: bytes, body: bytes = b'{"inputs": "Hello, world"}') -> bytes:
@@ -82,12 +81,3 @@ def test_faults(sent: bytes, received: bytes, outcome: Outcome, named: str) -> N
     faults = faults_of(sent, received, outcome)
     assert bool(faults) == bool(named), faults
     assert named in " ".join(faults)
-
-
-def test_cases_are_the_same_again() -> None:
-    schema = {"type": "object", "required": ["inputs"], "properties": {"inputs": {"type": "string", "minLength": 1}}}
-    content = {"application/json": {"schema": schema, "example": {"inputs": "Hello, world"}}}
-    routes = Routes({"paths": {"/embed": {"post": {"requestBody": {"content": content}}}, "/livez": {"get": {}}}})
-    first, second = (Maker(routes, 7) for _ in range(2))
-    assert [first.make(index) for index in range(60)] == [second.make(index) for index in reversed(range(60))][::-1]
-    assert first.make(1).stream != Maker(routes, 8).make(1).stream
