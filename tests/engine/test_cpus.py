@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import os
-import selectors
 from collections.abc import Callable
 from pathlib import Path
-from unittest.mock import Mock
 
 import pytest
 
@@ -14,7 +12,6 @@ from embert.engine import Model
 from embert.engine.encoders.torch.encoder import TorchEncoder
 from embert.engine.host import usable_cores, usable_cpus
 from embert.server.config import ServeConfig
-from embert.server.supervisor.child import Child
 
 OVERLAY = "21 20 0:30 / / rw,relatime - overlay overlay rw,lowerdir=/a\n"
 V2 = OVERLAY + "30 21 0:26 / /sys/fs/cgroup ro,nosuid shared:4 - cgroup2 cgroup rw,nsdelegate\n"
@@ -102,21 +99,3 @@ def test_encoder_and_the_http_processes_follow_the_quota(
     monkeypatch.setattr("embert.server.config.options.usable_cpus", lambda: usable_cpus(limited))
     assert TorchEncoder(default_model, max_batch_tokens=64)._threads == 2
     assert ServeConfig().http_processes == 1
-
-
-@pytest.mark.parametrize(("given", "threads"), [({}, "2"), ({"OMP_NUM_THREADS": "5"}, None)])
-def test_openblas_of_a_server_s_process_follows_the_quota(
-    monkeypatch: pytest.MonkeyPatch, given: dict[str, str], threads: str | None
-) -> None:
-    monkeypatch.setattr("embert.engine.host.usable_cpus", lambda: 2)
-    for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS"):
-        monkeypatch.delenv(name, raising=False)
-    for name, value in given.items():
-        monkeypatch.setenv(name, value)
-    popen = Mock(side_effect=InterruptedError)
-    monkeypatch.setattr("embert.server.supervisor.child.subprocess.Popen", popen)
-    with selectors.DefaultSelector() as selector, pytest.raises(InterruptedError):
-        Child("engine", 0).spawn([], selector)
-    environment = popen.call_args.kwargs["env"]
-    assert environment.get("OPENBLAS_NUM_THREADS") == threads
-    assert environment["PATH"] == os.environ["PATH"]

@@ -17,9 +17,9 @@ from embert import engine
 from embert.engine.batch import PackedBatch
 from embert.engine.encoders.cuda import encoder as cuda
 from embert.engine.encoders.cuda.encoder import CudaEncoder
-from embert.engine.encoders.cuda.shapes import check_layers, layer_attention, refusal, shares_tasks
+from embert.engine.encoders.cuda.shapes import refusal, shares_tasks
 from embert.engine.encoders.cuda.weights import chosen_dtype
-from embert.engine.encoders.self_test import hidden_state, mismatch, tasks_never_finite
+from embert.engine.encoders.self_test import hidden_state, tasks_never_finite
 from embert.engine.errors import BrokenModel, EncoderError, UnsupportedModel
 from embert.engine.model import Model
 from embert.engine.models.encoder_config import Adapters, Attention, DynamicNtk, Rotary
@@ -64,14 +64,6 @@ def test_encoder_whose_kernels_do_nothing_does_not_start(
     assert reason in encoder.choice
 
 
-@pytest.mark.parametrize(("dtype", "error", "is_wrong"), [
-    ("float16", 0.01, False), ("float16", 0.2, True), ("bfloat16", 0.2, False), ("float32", 0.02, True),
-])  # fmt: skip
-def test_rounding_is_not_taken_for_a_wrong_build(dtype: str, error: float, is_wrong: bool) -> None:
-    expected = np.ones(100, np.float32)
-    assert (mismatch(expected * np.float32(1 + error), expected, dtype) is not None) == is_wrong
-
-
 def test_old_gpu(model: Model, install: Install) -> None:
     install(model, capability=75)
     reason = "A GPU has compute capability 7.5"
@@ -82,16 +74,6 @@ def test_old_gpu(model: Model, install: Install) -> None:
     encoder = engine.load_encoder(model)
     assert encoder.device == "cpu"
     assert encoder.choice.startswith(f"no CUDA device: {reason}; ")
-
-
-def test_old_gpu_next_to_a_new_one(model: Model, install: Install, monkeypatch: pytest.MonkeyPatch) -> None:
-    gpu = install(model)
-    monkeypatch.setattr(gpu, "device_count", lambda: 2)
-    monkeypatch.setattr(gpu, "device_info", lambda index: ("A GPU", (61, 90)[index], 1 << 34))
-    assert cuda.unavailable_reason() is None
-    assert engine.load_encoder(model, device="cuda:1").device == "cuda:1"
-    with pytest.raises(UnsupportedModel, match=r"device cuda:0 cannot be used: A GPU has compute capability 6\.1"):
-        engine.load_encoder(model, device="cuda:0")
 
 
 @pytest.mark.parametrize(
@@ -140,18 +122,6 @@ def test_hidden_states_of_gemma_exceed_float16(model_folder: ModelFolder, tmp_pa
     save_file(weights, path, {"format": "pt"})
     with pytest.raises(BrokenModel, match=r"layer\.1\.output\.dense\.weight"):
         chosen_dtype("auto", gemma, Checkpoint.open(gemma))
-
-
-def test_small_numbers_among_usual_ones_fit_float16(build_bert: BuildBert, install: Install) -> None:
-    folder = build_bert(dtype=torch.bfloat16)
-    weights = load_file(folder / "model.safetensors")
-    for tensor in weights.values():
-        tensor.view(-1)[::3] = 2.0**-20
-    weights["encoder.layer.0.output.dense.weight"][:] = 0  # float16 holds a matrix of zeros, too
-    save_file(weights, folder / "model.safetensors", {"format": "pt"})
-    model = engine.load_model(str(folder))
-    install(model)
-    assert engine.load_encoder(model).dtype == "float16"
 
 
 @pytest.mark.parametrize(
@@ -228,15 +198,6 @@ def test_what_cannot_be_run_is_refused_in_a_sentence(
     changed = dataclasses.replace(model, config=dataclasses.replace(model.config, **change))
     with pytest.raises(UnsupportedModel, match=f"{sentence}, which the CUDA encoder does not run$"):
         CudaEncoder(changed)
-
-
-@pytest.mark.parametrize("made", ["Nomic's"], indirect=True)
-def test_stretching_that_no_text_is_long_enough_for_is_none(made: tuple[Model, StandInGpu]) -> None:
-    model, _ = made
-    attention = (Attention(Rotary(1e4, 32, DynamicNtk(2.0, 128))),) * LAYERS
-    changed = dataclasses.replace(model, config=dataclasses.replace(model.config, attention=attention))
-    check_layers(changed)
-    assert layer_attention(changed.config) == [(0, 32, *[0] * 5)] * LAYERS
 
 
 @pytest.mark.parametrize(

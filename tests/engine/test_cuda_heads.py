@@ -17,7 +17,7 @@ from embert import engine
 from embert.engine.batch import PackedBatch
 from embert.engine.encoders.cuda.encoder import CudaEncoder
 from embert.engine.encoders.cuda.heads import without_padding
-from embert.engine.errors import BrokenModel, EncoderError, UnsupportedModel
+from embert.engine.errors import EncoderError
 from embert.engine.heads.description import (
     Classifier,
     Expansion,
@@ -39,7 +39,6 @@ from tests.engine.stand_in_gpu import StandInEncoder
 from tests.engine.test_decisions import QWEN_TEMPLATE, language_model
 from tests.engine.test_decoders import qwen
 from tests.oracles.model_cases import write_modules
-from tests.oracles.pipelines import LABELS, write
 
 HIDDEN = 64
 LENGTHS = [3, 1, 5, 2]
@@ -110,24 +109,6 @@ def test_each_sequence_gets_the_tasks_that_it_wants(model: Model, make: Make) ->
                 np.testing.assert_array_equal(got.indices, wanted.indices)
 
 
-@pytest.mark.parametrize(("case", "pooling"), [("bert", None), ("bert", "mean"), ("modernbert, biases", None)])
-def test_token_classes_are_rows_of_a_padded_matrix(tmp_path: Path, make: Make, case: str, pooling: str | None) -> None:
-    write(tmp_path, "cased", case, "ForTokenClassification", LABELS)
-    model = engine.load_model(str(tmp_path), pooling=pooling)
-    encoder, gpu = make(model)
-    norm = case != "bert"
-    assert (gpu.heads.token_logits, gpu.heads.token_norm, gpu.heads.multi[-1].outputs) == (True, norm, 8)
-    others = Task.EMBED if pooling else Task.TOKEN_CLASSES
-    mixed = batch([Task.TOKEN_CLASSES, others, Task.TOKEN_CLASSES | others, Task.TOKEN_CLASSES])
-    expected = engine.load_encoder(model, device="cpu").encode(mixed.wanting(Task.TOKEN_CLASSES), Task.TOKEN_CLASSES)
-    rows = encoder.wait(encoder.submit(mixed))
-    assert set(rows) == {Task.TOKEN_CLASSES, others}
-    split = np.split(expected, mixed.cu_seqlens[1:-1])
-    wanted = [split[number] for number in mixed.sequences_of(Task.TOKEN_CLASSES)]
-    np.testing.assert_allclose(rows[Task.TOKEN_CLASSES].values, np.concatenate(wanted), atol=1e-4)
-    assert rows[Task.TOKEN_CLASSES].counts.tolist() == [len(each) for each in wanted]
-
-
 def test_tasks_that_a_model_does_not_have_are_refused(model: Model, make: Make) -> None:
     encoder, _ = make(dataclasses.replace(model, heads=Heads(HEADS.classifier), embeds=False))
     assert encoder.encode(batch(), Task.CLASSIFY).shape == (4, 2)
@@ -135,21 +116,6 @@ def test_tasks_that_a_model_does_not_have_are_refused(model: Model, make: Make) 
         encoder.submit(batch())
     with pytest.raises(EncoderError, match=r"sequence 1 wants .*MULTI"):
         encoder.submit(batch([Task.CLASSIFY, Task.MULTI, Task.CLASSIFY, Task.CLASSIFY]))
-
-
-def test_weights_of_heads_are_checked(model: Model, make: Make) -> None:
-    path = model.folder / "model.safetensors"
-    stored = load_file(path)
-    save_file({**stored, "colbert.weight": stored["colbert.weight"] * 1e6}, path, {"format": "pt"})
-    with pytest.raises(UnsupportedModel, match=r"multi-vector head has an element of .*, and float16 ends at 65504"):
-        make(model, dtype="float16")
-    encoder, _ = make(model, dtype="auto")
-    assert encoder.dtype == "bfloat16"
-    assert "bfloat16 because in float16 its multi-vector head has" in encoder.choice
-    stored.pop("classifier.dense.bias")
-    save_file(stored, path, {"format": "pt"})
-    with pytest.raises(BrokenModel, match=r"model\.safetensors has no tensor classifier\.dense\.bias"):
-        make(model)
 
 
 TRANSFORM = Layer("cls.predictions.transform.dense", "", HIDDEN, HIDDEN, True, "gelu")
@@ -220,13 +186,6 @@ def test_padding_at_the_end_of_a_classified_text_is_not_run() -> None:
     assert trimmed.ids.tolist() == [1, 9, 2, 9, 3, 9, 4]
     assert trimmed.cu_seqlens.tolist() == [0, 3, 4, 6, 7]
     assert without_padding(trimmed.taken(np.array([0, 2, 3])), PADDING).ids.tolist() == [1, 9, 2, 3, 9, 4]
-
-
-def test_a_text_that_wants_more_than_classes_keeps_no_padding_in_silence() -> None:
-    tasks = np.array([Task.CLASSIFY, Task.CLASSIFY | Task.TOKENS], np.uint8)
-    batch = dataclasses.replace(engine.pack([np.array([1, 2], np.int32), np.array([3, 9], np.int32)]), tasks=tasks)
-    with pytest.raises(EncoderError, match=r"sequence 1 .*\(9\)"):
-        without_padding(batch, PADDING)
 
 
 def test_tokens_that_queries_do_not_attend_to(model: Model, make: Make) -> None:

@@ -17,11 +17,9 @@ from embert import engine
 from embert.engine import Engine, Task
 from embert.engine.batch import PackedBatch
 from embert.engine.encoders.base import Encoder
-from embert.engine.encoders.cuda.adapters import parts_of
 from embert.engine.encoders.cuda.encoder import CudaEncoder
 from embert.engine.errors import BrokenModel, EncoderError, InputError, ModelError, UnsupportedModel
 from embert.engine.model import Model
-from embert.engine.weights.checkpoint import Checkpoint
 from tests.engine.conftest import Install, random_sequences, unit
 from tests.engine.stand_in_gpu import StandInEncoder, StandInGpu
 from tests.oracles.exact import hidden_states
@@ -106,20 +104,6 @@ def test_sequences_of_different_adapters_in_one_batch(tmp_path: Path, form: str,
     if products == "torch":
         lengths = [[np.diff(cu_seqlens).tolist() for _, cu_seqlens, *_ in each.batches[:2]] for each in gpu.encoders]
         assert lengths == [[[LENGTHS[i] for i in np.flatnonzero(numbers == adapter)]] * 2 for adapter in range(-1, 5)]
-
-
-@pytest.mark.parametrize(
-    ("pooling", "dtype", "cosine"),
-    [("cls", "float32", 0.999999), ("last-token", "float32", 0.999999), ("mean", "bfloat16", 0.999)],
-)
-def test_pooled_rows_of_different_adapters(tmp_path: Path, pooling: str, dtype: str, cosine: float) -> None:
-    jina = flash(tmp_path)
-    encoder = engine.load_encoder(engine.load_model(str(tmp_path), pooling=pooling), device="cpu", dtype=dtype)
-    sequences = random_sequences(LENGTHS, VOCABULARY)
-    rows = {"cls": slice(1), "last-token": slice(-1, None), "mean": slice(None)}[pooling]
-    expected = [jina.hidden(ids, named(number))[rows].mean(0) for ids, number in zip(sequences, ADAPTERS, strict=True)]
-    vectors = encoder.encode(engine.pack(sequences, adapters=ADAPTERS))
-    assert (vectors * unit(np.stack(expected))).sum(1).min() >= cosine
 
 
 def test_engine_puts_instructions_before_texts(tmp_path: Path) -> None:
@@ -376,14 +360,6 @@ def test_adapters_that_a_model_does_not_have(model: Model, make: Make) -> None:
         encoder.submit(packed([2, 2], [0, 1]))
 
 
-@pytest.mark.parametrize("cu_seqlens", [[0, 2, 9], [1, 2, 4], [0, 4, 4], [0, 5, 4]])
-def test_batch_that_makes_no_sense_is_left_whole(cu_seqlens: list[int]) -> None:
-    """The extension reports the error."""
-    batch = PackedBatch(np.zeros(4, np.int32), np.array(cu_seqlens, np.int32), adapters=np.array([0, 1], np.int8))
-    (part,) = parts_of(batch)
-    assert part.batch is batch
-
-
 def test_each_adapter_has_an_encoder_with_a_self_test(model: Model, make: Make) -> None:
     """One with the weights of the adapter before it, or of none, does not start."""
     _, gpu = make(model)
@@ -404,30 +380,6 @@ def test_each_adapter_has_an_encoder_with_a_self_test(model: Model, make: Make) 
             patch.setattr(StandInEncoder, "load", swapped)
             with pytest.raises(UnsupportedModel, match=f"float16: with the adapter {TASKS[wrong - 1]} the self test"):
                 make(model)
-
-
-def test_weights_without_an_adapter_are_as_they_are_stored(tmp_path: Path, make: Make) -> None:
-    """In 16 bits they are then not rounded again. Those with one are added up in float32."""
-    flash(tmp_path)
-    path = tmp_path / "model.safetensors"
-    save_file({name: tensor.half() for name, tensor in load_file(path).items()}, path)
-    model = engine.load_model(str(tmp_path))
-    _, gpu = make(model)
-    checkpoint = Checkpoint.open(model)
-    for (name, layer), ours in (
-        (("word", -1), "embeddings.word_embeddings.weight"),
-        (("value.weight", 1), "encoder.layer.1.attention.self.value.weight"),
-    ):
-        stored, low_rank = checkpoint.stored(ours), checkpoint.low_rank(ours)
-        assert low_rank is not None
-        assert gpu.encoders[0].loaded[name, layer].dtype == np.float16
-        np.testing.assert_array_equal(gpu.encoders[0].loaded[name, layer], stored.array)
-        for number in range(5):
-            given = gpu.encoders[1 + number].loaded[name, layer]
-            assert given.dtype == np.float32
-            added = 1.5 * low_rank.left[number].astype(np.float64) @ low_rank.right[number]
-            np.testing.assert_allclose(given, stored.array + added, rtol=1e-5, atol=1e-6)
-    assert all(each.loaded["out.bias", 0].dtype == np.float16 for each in gpu.encoders)  # adapters add nothing to it
 
 
 def change(folder: Path, number: int, factor: float) -> Model:

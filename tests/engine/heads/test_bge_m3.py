@@ -75,28 +75,6 @@ def same(rows: TaskOutput, number: int, task: Task, ids: Ids, oracle: Oracle) ->
     np.testing.assert_allclose(one.values, expected.reshape(one.values.shape), atol=2e-4)
 
 
-@pytest.mark.usefixtures("products")
-def test_sequences_of_all_and_of_different_tasks_share_a_batch(folder: Path) -> None:
-    model = engine.load_model(str(folder))
-    assert model.tasks == ALL
-    assert isinstance(model.heads.sparse, TokenWeights)
-    assert model.heads.sparse.special_ids == (0, 1, 2, 3)
-    encoder, oracle = engine.load_encoder(model, device="cpu"), Oracle(folder)
-    random = np.random.default_rng(3)
-    for number in range(3):
-        sequences = random_sequences(random.integers(1, 129, 14).tolist(), 400, seed=int(random.integers(99)))
-        tasks = random.integers(1, 4, 14) | random.choice([0, 8, 16, 24], 14)
-        tasks = tasks if number else np.full(14, ALL)
-        rows = wait(encoder, sequences, tasks)
-        for task in ALL:
-            wanting = [ids for ids, wants in zip(sequences, tasks.tolist(), strict=True) if wants & task]
-            assert rows[task].sequences == len(wanting)
-            for number, ids in enumerate(wanting):
-                same(rows[task], number, task, ids, oracle)
-    assert list(wait(encoder, sequences, Task.SPARSE)) == [Task.SPARSE]
-    assert wait(encoder, [], []) == {}
-
-
 def test_texts(folder: Path) -> None:
     texts = ["a", "def build(folder): " * 40, "", "two words"]
     with engine.Engine.load(str(folder), device="cpu") as loaded:

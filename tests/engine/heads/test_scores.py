@@ -19,7 +19,6 @@ from tokenizers import processors
 from embert import engine
 from embert.engine.errors import EncoderError, InputError
 from embert.engine.heads.scores import LabelScore, Ranked, best_labels, ranked, scores
-from embert.engine.model import Model
 from tests.engine.conftest import Floats, small_tokenizer
 from tests.engine.heads.classifiers import build_classifier, hugging_face_logits
 from tests.oracles.model_cases import byte_level
@@ -92,35 +91,6 @@ def test_scores_are_in_the_order_of_the_pairs_however_they_are_batched(
     assert reranker.score([]).shape == (0,)
 
 
-def test_rerank_gives_the_best_first(reranker: engine.Engine) -> None:
-    scores = reranker.score([(QUERY, text) for text in TEXTS])
-    ranked = reranker.rerank(QUERY, TEXTS)
-    assert sorted(each.index for each in ranked) == [*range(6)]
-    assert [each.score for each in ranked] == sorted((each.score for each in ranked), reverse=True)
-    np.testing.assert_allclose([each.score for each in ranked], scores[[each.index for each in ranked]], atol=1e-6)
-    places = [each.index for each in ranked]
-    assert places.index(0) + 1 == places.index(4)  # equals, in the order given
-    assert [each.index for each in reranker.rerank(QUERY, TEXTS, top_n=2)] == places[:2]
-    assert len(reranker.rerank(QUERY, TEXTS, top_n=100)) == 6
-    assert reranker.rerank(QUERY, []) == []
-
-
-def test_texts_and_pairs_are_classified_together(classifier: engine.Engine, folder: Callable[[int], Path]) -> None:
-    outputs = classifier.classify(["a cat", ("who purrs", "a cat"), "a tax form"])
-    single = classifier.tokenizer.encode(["a cat", "a tax form"])
-    logits = hugging_face_logits(folder(3), np.split(single.ids, single.lengths[:1]))
-    for output, row in zip(outputs[::2], logits, strict=True):
-        wanted = torch.from_numpy(row).softmax(0)
-        order = np.argsort(-row)
-        assert [each.label for each in output] == [f"label {i}" for i in order]
-        np.testing.assert_allclose([each.score for each in output], wanted[order], atol=2e-5)
-    assert outputs[1] == classifier.classify([("who purrs", "a cat")])[0] != outputs[0]
-    (raw,) = classifier.classify(["a cat"], raw=True)
-    np.testing.assert_allclose([each.score for each in raw], np.sort(logits[0])[::-1], atol=1e-4)
-    assert isinstance(raw[0], LabelScore)
-    assert classifier.classify([]) == []
-
-
 def test_model_of_one_label_classifies_too(reranker: engine.Engine) -> None:
     ((only,),) = reranker.classify([(QUERY, "a cat")])
     assert only.label == "label 0"
@@ -162,14 +132,6 @@ def test_wrong_input(reranker: engine.Engine, asked: Callable[[engine.Engine], A
         asked(reranker)
     assert str(caught.value).startswith(message.replace("FOLDER", reranker.model.model_id))
     assert caught.value.param == param
-
-
-@pytest.mark.parametrize("task", ["score", "rerank", "classify", "embed_sparse", "embed_multi"])
-def test_tasks_that_a_model_does_not_have(default_model: Model, tokenizer: engine.Tokenizer, task: str) -> None:
-    loaded: Any = engine.Engine(default_model, tokenizer, None)  # type: ignore[arg-type]  # it is not asked
-    arguments: Any = (["a"],) if "embed" in task else ("a", ["b"]) if task == "rerank" else ([("a", "b")],)
-    with pytest.raises(InputError, match=r"all-MiniLM-L6-v2 does not have the task .*embed, tokens"):
-        getattr(loaded, task)(*arguments)
 
 
 def test_several_labels_have_no_score(classifier: engine.Engine) -> None:

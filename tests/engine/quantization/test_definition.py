@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from scipy.linalg import hadamard as scipys
 
-from embert.engine.encoders.self_test import hidden_state, normed_magnitudes, spread_ids
 from embert.engine.errors import UnsupportedModel
-from embert.engine.model import Model
-from embert.engine.quantization.blocks import MOST, balance, block_weight, quarter_weight
+from embert.engine.quantization.blocks import balance, block_weight, quarter_weight
 from embert.engine.quantization.rows import (
     BLOCK,
     LEVELS,
@@ -29,9 +24,7 @@ from embert.engine.quantization.rows import (
     rotated,
     sums,
 )
-from embert.engine.weights.checkpoint import Checkpoint
 from tests.engine.conftest import Floats
-from tests.oracles.int8_rows import block_rows, quarter_rows
 
 seeds = st.integers(0, 2**32 - 1)
 blocks = st.integers(1, 5)
@@ -43,13 +36,6 @@ def drawn(seed: int, rows: int, columns: int) -> Floats:
     x = random.normal(size=(rows, columns)).astype(np.float32)
     x[:, random.integers(0, columns, 3)] *= 50
     return x
-
-
-def drawn_inner(seed: int, rows: int, columns: int) -> npt.NDArray[np.float16]:
-    """A quarter of activations as GELU leaves them: a few large ones, the rest near 0."""
-    random = np.random.default_rng(seed)
-    x = random.standard_normal((rows, columns)) * 4.0 ** random.integers(-3, 3, (rows, 1))
-    return np.where(x > 0, x * random.random((rows, columns)) ** 4, -0.05 * np.abs(x)).astype(np.float16)
 
 
 @given(seeds, blocks)
@@ -115,24 +101,6 @@ def test_product_is_near_the_exact_one() -> None:
     assert np.linalg.norm(found - exact) < 0.5 * np.linalg.norm(plain @ weight.T + bias - exact)  # without a rotation
 
 
-@pytest.mark.parametrize(
-    ("x", "quantize", "quantize_weight", "factor"),
-    [(drawn(1, 64, 1024).astype(np.float16), quarter_rows, quarter_weight, 1),
-     (drawn_inner(1, 64, 1024), block_rows, block_weight, 4)],
-    ids=["quarters", "blocks"],
-)  # fmt: skip
-def test_products_of_parts_are_as_near_as_those_of_whole_rows(
-    x: Any, quantize: Callable[[Any], QuantizedRows], quantize_weight: Callable[..., QuantizedWeight], factor: int
-) -> None:
-    weight = np.random.default_rng(2).standard_normal((32, 1024)).astype(np.float32)
-    bias = np.zeros(32, np.float32)
-    exact = factor * x.astype(np.float64) @ weight.T.astype(np.float64)
-    error = product(quantize(x), quantize_weight(weight, "w"), bias) - exact
-    whole = product(quantized_rows(factor * x.astype(np.float32)), quantized_weight(weight, "w"), bias) - exact
-    assert np.linalg.norm(error) < 1.5 * np.linalg.norm(whole)
-    assert np.linalg.norm(error) < 0.03 * np.linalg.norm(exact)
-
-
 @pytest.mark.parametrize("quantize_weight", [quantized_weight, quarter_weight, block_weight])
 def test_width_without_whole_blocks_is_refused(quantize_weight: Callable[..., QuantizedWeight]) -> None:
     with pytest.raises(UnsupportedModel, match=r"layer\.7\.dense\.weight has 312"):
@@ -146,36 +114,3 @@ def test_factor_is_the_root_of_the_columns_magnitude_over_its_weights() -> None:
     assert found.dtype == np.float32
     # √(1, 16, 1/16, 1, 16) = 1, 4, 1/4, 1, 4, whose mean exponent is 2/5
     np.testing.assert_array_equal(found, np.exp2(np.rint(np.array([0, 2, -2, 0, 2]) - 0.4)))
-
-
-def test_columns_of_zeros_have_factor_one_and_do_not_count() -> None:
-    weight = np.ones((3, 4), np.float32)
-    weight[:, 1] = 0
-    np.testing.assert_array_equal(balance(np.array([0.0, 5.0, 4.0, 4.0]), weight), np.ones(4))
-    np.testing.assert_array_equal(
-        balance(np.array([np.nan, np.inf, 4.0, 4.0]), np.ones((3, 4), np.float32)), np.ones(4)
-    )
-    np.testing.assert_array_equal(balance(np.zeros(4), np.zeros((3, 4), np.float32)), np.ones(4))
-
-
-@given(st.integers(0, 2**32 - 1), st.floats(0, 12))
-def test_factors_are_powers_of_two_within_their_limits(seed: int, spread: float) -> None:
-    random = np.random.default_rng(seed)
-    magnitudes, weight = (np.exp2(random.normal(0, spread, shape)) for shape in ((64,), (8, 64)))
-    factors = balance(magnitudes, weight.astype(np.float32))
-    mantissas, _ = np.frexp(factors)
-    assert (mantissas == 0.5).all()
-    assert ((factors >= 1 / MOST) & (factors <= MOST)).all()
-
-
-def test_magnitudes_are_those_of_what_layers_multiply(default_model: Model) -> None:
-    """Compares the first layer's with the embeddings."""
-    config, checkpoint = default_model.config, Checkpoint.open(default_model)
-    ids = spread_ids(config, 32)
-    assert len(set(ids)) == 32
-    found = normed_magnitudes(ids, config, checkpoint)
-    parts = ("attention.self.query", "intermediate.dense")
-    assert set(found) == {f"encoder.layer.{layer}.{part}" for layer in range(config.layers) for part in parts}
-    assert all(each.dtype == np.float64 and each.shape == (config.hidden_size,) for each in found.values())
-    first = hidden_state(ids, dataclasses.replace(config, layers=0), checkpoint)
-    np.testing.assert_allclose(found["encoder.layer.0.attention.self.query"], np.sqrt(np.square(first).mean(0)), 1e-5)
