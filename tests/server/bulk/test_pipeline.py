@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import signal
-import threading
-import time
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,18 +15,13 @@ BLOCKS, BUFFERS = 20, 4
 
 
 class Worker:
-    """Finds no texts in the blocks. May be interrupted at the first one."""
+    """Finds no texts in the blocks."""
 
-    def __init__(self, invalid: int | None = None, *, interrupts: bool = False) -> None:
-        self.invalid, self.interrupts = invalid, interrupts
-        self.ended = threading.Event()
+    def __init__(self, invalid: int) -> None:
+        self.invalid = invalid
 
     def run(self, stage: str, block: Block) -> Block:
         assert stage == "tokenize"
-        if self.interrupts and not block.number:
-            time.sleep(0.2)  # by then, the main thread waits for this block
-            signal.pthread_kill(threading.get_ident(), signal.SIGINT)
-            self.ended.wait()
         block.error = "invalid" if block.number == self.invalid else ""
         return block
 
@@ -50,13 +42,4 @@ def run(worker: Any) -> tuple[list[int], str]:
 
 @pytest.mark.parametrize("number", [0, 7, BLOCKS])
 def test_everything_before_an_invalid_block_is_written_and_nothing_after_it(number: int) -> None:
-    assert run(Worker(invalid=number)) == ([*range(number)], "invalid" if number < BLOCKS else "")
-
-
-def test_ctrl_c_interrupts_the_run_whichever_thread_receives_the_signal() -> None:
-    worker = Worker(interrupts=True)
-    try:
-        with pytest.raises(KeyboardInterrupt):
-            run(worker)
-    finally:
-        worker.ended.set()
+    assert run(Worker(number)) == ([*range(number)], "invalid" if number < BLOCKS else "")

@@ -22,7 +22,7 @@ from embert.server.config import (
 from tests.server.bulk.running import BLOCK, embedded
 from tests.server.cli.command import run
 from tests.server.live import ROOT, STAND_IN, environment
-from tests.server.models import build_classifier, copy_model, edit_json
+from tests.server.models import copy_model, edit_json
 from tests.server.stand_in import expected
 
 TEXTS = ["Hello, world", "a second text", "Ünïcode 👩‍🚀"]
@@ -53,16 +53,6 @@ def test_embed_a_file_to_npy(capsys: pytest.CaptureFixture[str], tmp_path: Path)
     assert vectors.shape == (4, 384)  # an empty line is a text too: its vector keeps the others in their lines
     assert vectors.dtype == np.float32
     assert np.allclose(vectors[2], expected([101, 102]), atol=1e-6)
-
-
-def test_embed_an_empty_file(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    (tmp_path / "texts").touch()
-    target = tmp_path / "vectors.npy"
-    status, _, _ = run(
-        capsys, "embed", "-f", str(tmp_path / "texts"), "-o", str(target), "--dimensions", "8", *STAND_IN
-    )
-    assert status == 0
-    assert np.load(target).shape == (0, 8)
 
 
 def test_embed_with_a_prompt(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -222,18 +212,6 @@ def test_info_as_text(capsys: pytest.CaptureFixture[str]) -> None:
     assert "max input length" in out
 
 
-def test_info_of_a_model_with_many_prompts(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    """The text has the first ones, JSON has all."""
-    prompts = {f"prompt {number:05}": "" for number in range(20_000)}
-    folder = copy_model(tmp_path / "model")
-    edit_json(folder / "config_sentence_transformers.json", prompts=prompts)
-    _, out, _ = run(capsys, "info", str(folder), *STAND_IN)
-    assert "prompt 00000, prompt 00001" in out
-    assert len(out) < 10_000
-    _, out, _ = run(capsys, "info", str(folder), "--json", *STAND_IN)
-    assert json.loads(out)["prompts"] == list(prompts)
-
-
 @pytest.mark.parametrize("as_json", [True, False])
 def test_info_of_a_model_that_cannot_run_here(capsys: pytest.CaptureFixture[str], as_json: bool) -> None:
     status, out, err = run(capsys, "info", *(["--json"] if as_json else []), "--device", "tpu")
@@ -247,29 +225,12 @@ def test_info_of_a_model_that_cannot_run_here(capsys: pytest.CaptureFixture[str]
         assert "'tpu'" in facts["error"]
 
 
-def test_info_of_a_tokenizer_that_cannot_be_read(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    """`embert serve` refuses it too, because its HTTP processes read it."""
-    folder = build_classifier(tmp_path / "model", "a", "b")
-    edit_json(folder / "tokenizer.json", post_processor={"type": "none"})
-    status, _, err = run(capsys, "info", str(folder), *STAND_IN)
-    assert status == 1
-    assert f"{folder / 'tokenizer.json'} is not a tokenizer that can be read" in err
-
-
 # --- the rest ---
 
 
 def test_the_package_is_the_command() -> None:
     ended = subprocess.run([sys.executable, "-m", "embert", "--version"], capture_output=True, text=True, check=True)
     assert ended.stdout == f"embert {__version__}\n"
-
-
-@pytest.mark.parametrize("arguments", [(), ("nonsense",), ("serve", "--nonsense")])
-def test_usage(capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...]) -> None:
-    status, out, err = run(capsys, *arguments)
-    assert (status, out) == (2, "")
-    assert err.startswith("embert: error: ")
-    assert "--help" in err
 
 
 def test_a_reader_that_leaves_is_no_error() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from embert.engine import Engine
 from tests.server.cli import command
-from tests.server.models import late_interaction, three_heads
+from tests.server.models import three_heads
 
 TEXTS = ["a cat", "", "def build(folder):"]
 
@@ -40,15 +40,6 @@ def test_a_line_for_each_text(capsys: pytest.CaptureFixture[str], m3: str, tmp_p
         assert list(line) == ["text", "vectors"]
         assert line["text"] == text
         np.testing.assert_allclose(np.array(line["vectors"]).reshape(vectors.shape), vectors, atol=1e-6)
-
-
-def test_queries(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    model = str(late_interaction(tmp_path / "model"))
-    counts = []
-    for options in ((), ("--queries",)):
-        _, out, _ = run(capsys, "-m", model, "--multi", *options, "a, cat")
-        counts.append(len(json.loads(out)["vectors"]))
-    assert counts == [5, 8]  # [CLS] [unused1] a cat [SEP], and not the comma; expanded
 
 
 @pytest.mark.parametrize(

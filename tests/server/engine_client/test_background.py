@@ -2,40 +2,39 @@
 
 from __future__ import annotations
 
-import os
-import signal
-from pathlib import Path
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
 
-from tests.server.connections import one_to_each
-from tests.server.live import ROOT, STAND_IN, live, until
+import pytest
 
-GOOD = [101, 7592, 102]
-
-
-SPOIL = """
-import signal
-
-def spoil(number, frame):
-    from embert.server.engine_client.connection import EngineConnection
-    def boom(*arguments):
-        raise RuntimeError("spoilt")
-    EngineConnection.connect = boom
-
-signal.signal(signal.SIGUSR2, spoil)
-"""
+from embert.server.engine_client import background
 
 
-def test_a_process_whose_sweep_fails_is_replaced(tmp_path: Path) -> None:
-    (tmp_path / "sitecustomize.py").write_text(SPOIL)
-    paths = os.pathsep.join(filter(None, [str(tmp_path), str(ROOT), os.environ.get("PYTHONPATH")]))
-    with live(*STAND_IN, "--workers", "2", env={"PYTHONPATH": paths}, clean_log=False) as server:
-        server.wait_announced()
-        with one_to_each(server) as connections:
-            old = list(connections)
-        for pid in old:
-            os.kill(pid, signal.SIGUSR2)
-        until(lambda: len(server.http_pids) == 2 and not set(old) & set(server.http_pids), what="other HTTP processes")
-        server.wait_ready()
-        assert server.post("/embed", {"inputs": [GOOD]}).status_code == 200
-        assert server.log.count("RuntimeError: spoilt") == 2
-        assert server.log.count("ended with status 70; restarting") == 2
+async def fails() -> None:
+    raise RuntimeError("spoilt")
+
+
+async def ends() -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("coroutine", "may_end", "fatal"),
+    [(fails, False, True), (fails, True, True), (ends, False, True), (ends, True, False)],
+)
+def test_a_task_that_fails_ends_its_process(
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    coroutine: Any,
+    may_end: bool,
+    fatal: bool,
+) -> None:
+    exits: list[int] = []
+    monkeypatch.setattr(background, "exit_now", exits.append)
+
+    async def run(task: Coroutine[Any, Any, None]) -> None:
+        await asyncio.wait([background.keep_running(task, may_end=may_end)])
+
+    asyncio.run(run(coroutine()))
+    assert exits == [70] * fatal
+    assert ("spoilt" in caplog.text) == (coroutine is fails)

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import os
-import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
-from benchmarks.lib.random_model import make_reranker
 from embert.engine import Engine, load_model
 from embert.engine.encoders.cuda import encoder as cuda
 from embert.engine.encoders.devices import devices
@@ -87,28 +84,6 @@ def test_a_killed_engine_comes_back_on_the_gpu() -> None:
         assert server.post("/embed", {"inputs": "the same text"}).json() == before
 
 
-def test_two_models_of_one_gpu_give_the_bits_that_each_gives_by_itself(tmp_path: Path) -> None:
-    embedder = load_model(*MODEL)
-    reranker = make_reranker(tmp_path / "reranker", embedder.transformer_folder)
-    texts = [f"text {number}: {'embeddings of many lengths, ' * (number % 40)}" for number in range(64)]
-
-    def asked(server: Live, number: int) -> Any:
-        some = texts[number % 48 : number % 48 + 16]
-        if number % 2:
-            body = {"model": "scores", "query": "what is it", "documents": some}
-            response = server.post("/v1/rerank", body).json()
-            return sorted((each["index"], each["relevance_score"]) for each in response["results"])
-        response = server.post("/v1/embeddings", {"model": "vectors", "input": some}).json()
-        return [each["embedding"] for each in response["data"]]
-
-    with live(f"vectors={embedder.folder}", f"scores={reranker}", "--device", "cuda:0") as server:
-        assert len(server.engine_pids) == 1
-        single = [asked(server, number) for number in range(48)]
-        with ThreadPoolExecutor(16) as pool:
-            together = list(pool.map(lambda number: asked(server, number % 48), range(480)))
-    assert all(response == single[number % 48] for number, response in enumerate(together))
-
-
 def test_requests_of_all_adapters_at_once(tmp_path: Path) -> None:
     jina, backend = flash(tmp_path), byte_level(VOCABULARY)
     cases = [(f"text {n}" + " of some length" * (n % 4), task) for n in range(20) for task in (None, *TASKS)]
@@ -149,26 +124,3 @@ def test_every_gpu_has_an_engine_and_all_give_the_same_bits(several_gpus: int) -
         metrics = server.metrics()
         batches = [metrics[f'embert_batches_total{{engine="{engine}"}}'] for engine in range(several_gpus)]
         assert min(batches) > 0, f"an idle GPU: {batches}"
-
-
-def test_one_gpu_serves_on_while_the_engine_of_another_comes_back(several_gpus: int) -> None:
-    with live(*MODEL) as server:
-        before = server.post("/embed", {"inputs": "the same text"}).json()
-        pids = server.engine_pids
-        stop, responses = threading.Event(), []
-
-        def ask() -> None:
-            while not stop.is_set():
-                responses.append(server.post("/embed", {"inputs": "the same text"}))
-
-        asking = [threading.Thread(target=ask) for _ in range(4)]
-        for thread in asking:
-            thread.start()
-        os.kill(pids[0], 9)
-        until(lambda: "engine-0 is ready again" in server.log, what="the engine of the first GPU")
-        stop.set()
-        for thread in asking:
-            thread.join()
-        assert len(responses) > 10
-        assert {response.status_code for response in responses} == {200}  # what the dead engine had went to another
-        assert all(response.json() == before for response in responses)

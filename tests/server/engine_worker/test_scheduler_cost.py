@@ -53,15 +53,3 @@ def test_what_a_batch_costs_does_not_grow_with_the_queue(lengths: list[int]) -> 
         return lines_run(three_batches)
 
     assert cost(20_000) <= 1.5 * cost(2000)
-
-
-def test_deadlines_of_completed_requests_are_forgotten() -> None:
-    scheduler = scheduler_of(100)
-    for number in range(6000):
-        scheduler.add(Request(number, [10], deadline=1e6 + number))
-        assert scheduler.next_batch() is not None
-    assert len(scheduler._deadlines) < 2000
-    scheduler.add(Request("late", [10], deadline=5.0))
-    scheduler.add(Request("in time", [10], deadline=2e6))
-    assert [request.key for request in scheduler.expire(6.0)] == ["late"]
-    assert [request.key for request in scheduler.waiting()] == ["in time"]

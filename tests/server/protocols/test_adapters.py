@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,7 +10,6 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from embert.server.cli.main import main
 from tests.oracles.jina_v3 import INSTRUCTIONS, TASKS, VOCABULARY, Jina, flash
 from tests.oracles.model_cases import byte_level
 from tests.server.live import Live, live
@@ -150,19 +148,3 @@ def test_a_model_without_adapters_refuses_a_task(http: httpx.Client) -> None:
     for path, field in (("/v1/embeddings", "input"), ("/embed_all", "inputs")):
         check_refused(http.post(path, json={field: "a", "task": QUERY}), 422, ("`task`", "all-MiniLM-L6-v2"))
         assert http.post(path, json={field: "a", "input_type": "query", "task": None}).status_code == 200
-
-
-def test_command_line(jina: Jina, capsys: pytest.CaptureFixture[str]) -> None:
-    def run(*arguments: str) -> tuple[str, str]:
-        with pytest.raises(SystemExit):
-            main((*arguments, "--device", "cpu"))
-        out, err = capsys.readouterr()
-        return out, err
-
-    model = ("--model", str(jina.folder), "--quiet")
-    written = json.loads(run("embed", "a cat", "--task", QUERY, *model)[0])
-    np.testing.assert_allclose(written["embedding"], expected(jina, "a cat", QUERY), atol=1e-5)
-    out, err = run("embed", "a cat", "--task", "query", *model)
-    assert not out
-    assert all(value in err for value in ("--task", "'query'", ", ".join(TASKS)))
-    assert ", ".join(TASKS) in run("info", str(jina.folder))[0]

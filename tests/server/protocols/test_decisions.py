@@ -10,7 +10,7 @@ import pytest
 
 from embert import engine
 from embert.engine import Question
-from tests.engine.test_decisions import QWEN_TEMPLATE, language_model, laya
+from tests.engine.test_decisions import QWEN_TEMPLATE, language_model
 from tests.engine.test_decoders import qwen
 from tests.oracles.pipelines import NLI, write
 from tests.server.live import Live, live
@@ -188,24 +188,6 @@ def test_share_of_the_options_in_the_vocabulary(tmp_path: Path) -> None:
         assert body["answers"] == {"met": {"type": "noul", "noul": plain[0]["probability"]}}
         assert body["diagnostics"] == {"met": {"label_mass": masses[0]}}
         check_refused(running.post("/v1/embeddings", {"input": STATE}), 400, ["decide"])
-
-
-def test_laya_is_served(tmp_path: Path) -> None:
-    laya(tmp_path)
-    questions = {"met": NOUL, "far": {"type": "score", "instructions": "how far?", "criteria": ["near", "far"]}}
-    with engine.Engine.load(str(tmp_path), device="cpu") as loaded:
-        expected = loaded.decide(STATE, [Question.predicate("they met"), Question.score("how far?", ["near", "far"])])
-    with live(str(tmp_path), "--device", "cpu", "--dtype", "float32") as running:
-        answers = running.post("/v1/systemone", {"state": STATE, "questions": questions}).json()["answers"]
-        for name, question in questions.items():  # alone, the bits are the same
-            alone = running.post("/v1/systemone", {"state": STATE, "questions": {name: question}}).json()["answers"]
-            assert alone == {name: answers[name]}
-        body = {"input": STATE, "questions": [PREDICATE, SCORE]}
-        met, far = running.post("/v1/decisions", body).json()["answers"]
-    assert met["probability"] == answers["met"]["noul"]
-    assert [each["probability"] for each in far["probabilities"]] == [*answers["far"]["probabilities"].values()]
-    assert answers["met"] == {"type": "noul", "noul": near(expected[0].probabilities[0])}
-    assert [*answers["far"]["probabilities"].values()] == near([*expected[1].probabilities])
 
 
 def test_share_of_the_vocabulary_needs_a_language_model(nli: Live) -> None:

@@ -165,12 +165,3 @@ def test_token_ids_of_another_tokenizer_are_refused(admitting: Live, ids: Any) -
         assert value in error["message"]
     assert admitting.post("/v1/embeddings", {**LANGCHAIN, "input": ["Hello world"]}).status_code == 200
     assert admitting.post("/embed", {"inputs": ids}).status_code == 200  # TEI's routes take them
-
-
-def test_token_ids_are_taken_where_the_request_names_the_model(http: httpx.Client) -> None:
-    assert http.post("/v1/embeddings", json=LANGCHAIN).status_code == 200
-    for unnamed in ({"input": [[101, 102]]}, {"input": [[101, 102]], "model": None}):
-        answer = http.post("/v1/embeddings", json=unnamed)
-        assert answer.status_code == 422
-        assert "`model`" in answer.json()["error"]["message"]
-    assert http.post("/v1/embeddings", json={**LANGCHAIN, "model": "text-embedding-3-small"}).status_code == 404

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from embert import engine
 from embert.engine import Encoded
-from embert.engine.tokenization.encoded import DEFAULT_OPTIONS, TokenizeOptions
+from embert.engine.tokenization.encoded import TokenizeOptions
 from embert.server.registry.tokenizing import TextPairs, interleaved
 
 texts = st.lists(st.sampled_from(["a", "cat—s", "unbelievably", "日本", "  ", "."]), max_size=9).map(" ".join)
@@ -41,19 +41,6 @@ def test_the_bounds_hold(
     encoded = tokenizer.encode_pairs(firsts, seconds, options)
     pairs = TextPairs(firsts, [*seconds])
     assert pairs.least_tokens(256, options) <= encoded.tokens <= pairs.most_tokens
-
-
-def test_words_are_counted_in_the_beginning_only() -> None:
-    assert TextPairs(["two words"], ["and three more"] * 4).least_tokens(256, DEFAULT_OPTIONS) == 20
-    assert TextPairs(["two words"], ["and three more"] * 4).least_tokens(256, DEFAULT_OPTIONS, shares=True) == 14
-    assert TextPairs(["two words"], ["and three more", None]).least_tokens(256, DEFAULT_OPTIONS) == 7
-    assert TextPairs(["two words"], ["and three more"] * 4).least_tokens(256, TokenizeOptions(limit=4)) == 16
-    assert (
-        TextPairs(["two words"], ["and three more"]).least_tokens(256, TokenizeOptions(first_limit=1, second_limit=2))
-        == 3
-    )
-    assert TextPairs(["a " * 5_000_000], ["b", "c"]).least_tokens(256, DEFAULT_OPTIONS) == 256
-    assert TextPairs(["a"], ["b " * 200_000, "c"]).least_tokens(256, DEFAULT_OPTIONS) == 256
 
 
 def test_the_query_counts_in_every_pair() -> None:

@@ -68,3 +68,8 @@ def test_an_outage_may_last_as_long_as_a_start_takes(slowest_start_s: float, lim
     assert outages.exceeded_s("engine", engines, 1001.0 + limit_s) == limit_s + 1
     engines[1].ready = True
     assert outages.exceeded_s("engine", engines, 1001.0 + limit_s) is None
+
+
+def test_the_pause_before_a_start_doubles() -> None:
+    child = Child("engine", 0)
+    assert [child.start_later() for _ in range(4)] == [0.1, 0.2, 0.4, 0.8]

@@ -185,33 +185,3 @@ def test_a_lost_thread_ends_the_engine_process(plain: Live) -> None:
     stranger.close()
     until(lambda: right(server), what="a response")
     assert "internal error" in server.log
-
-
-def test_restarts_back_off(tmp_path: Path) -> None:
-    """Deaths in a row wait longer and longer; one after a while of good service does not wait."""
-    crash = tmp_path / "crash"
-    with live(*STAND_IN, env={"STAND_IN_CRASH_FILE": str(crash)}) as server:
-        time.sleep(2.2)  # of good service
-        crash.touch()
-
-        def dies_again() -> bool:
-            """An engine that is idle for a while before it dies would count as good."""
-            assert server.post("/embed", {"inputs": [GOOD]}, headers={"x-request-timeout": "4"}).status_code in (
-                424,
-                503,
-            )
-            return "restarting in 0.8 s" in server.log
-
-        until(dies_again, what="the fourth death")
-        waits = re.findall(r"restarting in ([\d.]+) s", server.log)
-        assert waits[:4] == ["0.1", "0.2", "0.4", "0.8"]
-        assert server.get("/readyz").status_code == 503
-        assert server.get("/livez").status_code == 200
-        crash.unlink()
-        server.wait_ready()
-        assert right(server)
-        time.sleep(2.2)
-        os.kill(server.engine_pids[0], signal.SIGKILL)
-        until(lambda: len(re.findall("restarting in 0.1 s", server.log)) == 2, what="a short wait again")
-        server.wait_ready()
-        until(lambda: right(server), what="a response")

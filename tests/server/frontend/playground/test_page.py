@@ -123,27 +123,6 @@ def test_the_snippets_run(page: Chrome) -> None:
     assert printed == pytest.approx(cells(page), abs=0.011)
 
 
-def test_live_numbers_come_from_the_metrics(page: Chrome, http: httpx.Client) -> None:
-    def numbers(tile: str) -> list[float]:
-        (shown,) = contents(page, f"#live-{tile} p")
-        return [float(part.replace(" ", "")) for part in shown.split("·") if "–" not in part]  # noqa: RUF001
-
-    def quantiles() -> list[float]:
-        http.post("/embed", json={"inputs": ["some text"] * 4})
-        shown = numbers("latency")
-        return shown if len(shown) == 2 else []
-
-    http.post("/embed", json={"inputs": "some text"})
-    until(lambda: re.match("latency, ms: mean of [0-9]+ requests?$", text(page, "#live-latency h3")), what="a mean")
-    assert len(numbers("latency")) == 1
-    half, most = until(quantiles, what="quantiles")
-    assert 0 < half <= most
-    assert numbers("requests")[0] > 0
-    assert numbers("tokens")[0] > 0
-    until(lambda: numbers("queue") == [0, 1], what="figures of a server at rest")
-    until(lambda: page.find_elements(By.CSS_SELECTOR, "#live-latency polyline"), what="a curve")
-
-
 def test_errors_are_shown(page: Chrome) -> None:
     page.find_element(By.ID, "texts").clear()
     page.find_element(By.ID, "texts").send_keys(Keys.CONTROL, Keys.ENTER)

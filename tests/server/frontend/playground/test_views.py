@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 from selenium.webdriver import Chrome
 from selenium.webdriver.common.by import By
 
-from tests.server.frontend.playground.page import cells, contents, open_page, text
+from tests.server.frontend.playground.page import contents, open_page, text
 from tests.server.live import Live, until
-from tests.server.stand_in import token_vectors
 
 
 def ask(chrome: Chrome, server: Live, view: str, **fields: str) -> None:
@@ -63,36 +61,3 @@ def test_words_by_a_model_of_sparse_vectors(chrome: Chrome, three_heads: Live) -
     words = [three_heads.post("/decode", {"ids": [each["index"]]}).json()[0] for each in weights]
     assert contents(chrome, "#sparse-list p") == words
     assert text(chrome, "#sparse-note") == f"14 tokens, {len(weights)} weights"
-
-
-def test_tokens_by_a_model_of_late_interaction(chrome: Chrome, late_interaction: Live) -> None:
-    """Each row and column is named by its own token, where others of the text have no vector."""
-    ask(chrome, late_interaction, "match", query="a, cat", document="the, " * 30 + "cat")
-    query, document = [101, 1, 1037, 1010, 4937, 102, 103, 103], [101, 2, *[1996] * 11, 102]
-    rows = ["[CLS]", "[unused0]", "a", ",", "cat", "[SEP]", "[MASK]", "[MASK]"]
-    columns = ["[CLS]", "[unused1]", *["the"] * 11, "[SEP]"]
-    assert contents(chrome, "#match-grid tbody th[scope]") == rows
-    assert contents(chrome, "#match-grid thead th")[2:] == columns
-    expected = token_vectors(query, 16) @ token_vectors(document, 16).T
-    assert cells(chrome, "#match-grid") == pytest.approx(expected.flatten().tolist(), abs=0.0051)
-    best = np.array(columns)[expected.argmax(axis=1)]
-    assert [each.rpartition(" ")[0] for each in contents(chrome, "#match-grid .found")] == best.tolist()
-    assert text(chrome, "#match-note") == "Query: 5 tokens, 8 vectors. Document: cut to 24 of 63 tokens, 14 vectors."
-
-
-def test_entities_are_marked_in_the_text(chrome: Chrome, tagger: Live) -> None:
-    sentence = "🙂 Angela's naïve cat 👩‍🚀 lives in Berlin, as did 東京 and שלום."
-    ask(chrome, tagger, "entities", text=sentence)
-    body = {"inputs": sentence, "aggregation_strategy": "simple"}
-    entities = tagger.post("/token_classify", body).json()
-    assert len(entities) > 2
-    spans = [sentence[each["start"] : each["end"]] for each in entities]
-    assert contents(chrome, "#entities-list .name p:first-child") == spans
-    assert values(chrome, "entities") == pytest.approx([each["score"] for each in entities], abs=1e-6)
-    marks = contents(chrome, "#entities-marked mark")
-    assert marks == [span + each["entity_group"] for span, each in zip(spans, entities, strict=True)]
-    script = (
-        "const copy = arguments[0].cloneNode(true); copy.querySelectorAll('span').forEach((each) => each.remove()); "
-    )
-    place = chrome.find_element(By.ID, "entities-marked")
-    assert chrome.execute_script(script + "return copy.textContent", place) == sentence

@@ -6,8 +6,6 @@ import pytest
 
 from embert.server.observability.tracing import settings
 from embert.server.observability.tracing.settings import TracingUnavailable, shown, traces_url
-from tests.server.live import STAND_IN, live
-from tests.server.observability.tracing.traced import AT_ONCE, OtlpReceiver, new_trace, received
 
 ANY, TRACES = "OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"
 
@@ -76,33 +74,6 @@ def test_without_the_extra_a_variable_for_all_programs_costs_a_line(monkeypatch:
     ]
     with pytest.raises(ConfigError, match="--otlp-endpoint http://b:1 needs"):
         serve._traces_url(ServeConfig(otlp_endpoint="http://b:1"))
-
-
-def test_opentelemetrys_variables_alone_are_enough() -> None:
-    with OtlpReceiver() as receiver:
-        env = {
-            ANY: receiver.url,
-            "OTEL_SERVICE_NAME": "embeddings-of-shop",
-            "OTEL_RESOURCE_ATTRIBUTES": "deployment.environment.name=test,service.version=7",
-            "OTEL_EXPORTER_OTLP_HEADERS": "x-tenant=shop",
-            "OTEL_EXPORTER_OTLP_COMPRESSION": "gzip",
-            "OTEL_TRACES_SAMPLER": "traceidratio",
-            "OTEL_TRACES_SAMPLER_ARG": "1",
-            **AT_ONCE,
-        }
-        with live(*STAND_IN, env=env) as server:
-            trace = new_trace(sampled=False)  # which traceidratio does not ask for
-            assert server.post("/embed", {"inputs": "a"}, headers=trace.headers).status_code == 200
-            span = received(receiver, trace, ("POST /embed", "tokenize", "queue", "inference", "encode"))[0]
-            assert f"traces   to {receiver.url}/v1/traces" in server.log
-        assert span.resource["service.name"] == "embeddings-of-shop"
-        assert span.resource["deployment.environment.name"] == "test"
-        assert span.resource["service.version"] == "7"
-        assert span.resource["telemetry.sdk.name"] == "opentelemetry"
-        assert span.resource.keys() >= {"service.instance.id", "host.name"}
-        (headers, *_) = receiver.headers
-        assert headers["x-tenant"] == "shop"
-        assert headers["content-encoding"] == "gzip"
 
 
 def test_a_variable_that_the_sdk_refuses_costs_traces_only(

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
-import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import httpx
 import pytest
 
-from tests.server.connections import connect, head
 from tests.server.live import PATIENT, Live, until
 from tests.server.observability.tracing.traced import (
     CALLER,
@@ -141,36 +138,6 @@ def test_a_deadline_that_passes_is_an_error(pair: Pair) -> None:
     assert "was not served within 3 s" in root.message
     assert queue.failed
     assert queue.ended - queue.started > 0.1e9
-
-
-def test_a_client_that_leaves(pair: Pair) -> None:
-    """Before its texts run, and while they do."""
-    server, receiver = pair
-    waits, runs_on = new_trace(), new_trace()
-    with server.held() as runs:
-        with ask_and_leave(server, order(HELD), runs_on):
-            until(runs.exists, what="the batch")
-        with ask_and_leave(server, GOOD, waits):
-            until(lambda: server.metrics()["embert_queue_tokens"] == 3, what="the other in the queue")
-        left = received(receiver, waits, (EMBED, "tokenize", "queue"))
-        assert by_name(left, "queue").message == "the client has left"
-        until(lambda: by_name(runs_on.spans(receiver), EMBED), what="the end of the other request")
-    spans = received(receiver, runs_on, (EMBED, "tokenize", "queue", "inference"))
-    assert not by_name(spans, "queue").failed
-    for root in (by_name(left, EMBED), by_name(spans, EMBED)):
-        assert root.attributes["embert.client_left"] is True
-        assert "http.response.status_code" not in root.attributes
-        assert not root.failed
-
-
-@contextlib.contextmanager
-def ask_and_leave(server: Live, ids: list[int], trace: Trace) -> Iterator[None]:
-    """Send a request, and close the connection at the end of the block."""
-    content = json.dumps({"inputs": ids}).encode()
-    with connect(server) as sock:
-        begin = head(len(content)).removesuffix(b"\r\n")
-        sock.sendall(begin + f"traceparent: {trace.headers['traceparent']}\r\n\r\n".encode() + content)
-        yield
 
 
 def test_paths_that_are_no_routes_are_not_told(pair: Pair) -> None:
