@@ -23,6 +23,9 @@
 // size 256 that gives 572 TFLOP/s instead of 541, at 64 376 instead of 361. At 128, one step's weights and the next
 // one's scores do not fit, and one block of twice the registers is slower (418 TFLOP/s).
 //
+// With few tiles, one short text's for example, only the length of a tile's chain of steps counts. A block then has one
+// warpgroup, which shares its multiprocessor with no other, and overlaps at 128 columns, too. Its bits are the same.
+//
 // Texts that continue a prefix (ops/attention_work.h): a step's keys come from the prefix's rows, from the text's own,
 // or in the one step across the boundary from both, in boxes of 8 rows. Only the loads differ, so the bits are those of
 // a text that has all rows itself. They are separate kernels, launched for batches with prefixes only.
@@ -38,11 +41,11 @@
 namespace embert {
 namespace sm90 {
 
-template <int kDim>
+template <int kDim, int kGroupsValue>
 struct DecoderLayout {
-  static constexpr int kGroups = 2, kThreads = kGroups * kTileThreads;
-  static constexpr int kBlocks = kDim <= 128 ? 2 : 1;  // on a multiprocessor
-  static constexpr int kBoxes = kDim / 64;             // of 64 columns, whose rows are swizzled
+  static constexpr int kGroups = kGroupsValue, kThreads = kGroups * kTileThreads;
+  static constexpr int kBlocks = kDim <= 128 && kGroups == 2 ? 2 : 1;  // on a multiprocessor
+  static constexpr int kBoxes = kDim / 64;                             // of 64 columns, whose rows are swizzled
   static constexpr int kBoxBytes = kTileRows * 128;
   static constexpr int kTileBytes = kBoxes * kBoxBytes;
   static constexpr int kStages = 5;  // K, V, K, V, …
@@ -50,7 +53,7 @@ struct DecoderLayout {
   static constexpr int kFull = kKv + kStages * kTileBytes;  // mbarriers
   static constexpr int kEmpty = kFull + kStages * 8, kQueries = kEmpty + kStages * 8;
   static constexpr int kSharedBytes = kQueries + 8;
-  static constexpr bool kOverlaps = kDim != 128;  // a step's P·V with the next one's Q·Kᵀ and softmax
+  static constexpr bool kOverlaps = kDim != 128 || kGroups == 1;  // a step's P·V with the next one's Q·Kᵀ and softmax
   static_assert(kBlocks * (kSharedBytes + 1024) <= 228 * 1024, "as many blocks on a multiprocessor");
 };
 
@@ -85,13 +88,13 @@ struct DecoderHeads {
 };
 
 // atom_map: boxes of kPrefixStep rows and 64 columns, for prefixes.
-template <typename T, int kDim, typename Prefixes>
+template <typename T, int kDim, int kGroups, typename Prefixes>
 __device__ __forceinline__ void attend_decoder_tile(const CUtensorMap& qkv_map, const CUtensorMap& atom_map,
                                                     const AttentionTile* tiles, const Prefixes& prefixes,
                                                     const DecoderHeads& shape, float scale_log2, T* context,
                                                     Queries queries, const KeyWindow& window) {
   constexpr bool kHasPrefixes = !std::is_same_v<Prefixes, NoPrefixes>;
-  using At = DecoderLayout<kDim>;
+  using At = DecoderLayout<kDim, kGroups>;
   extern __shared__ __align__(1024) uint8_t smem[];
   const uint32_t base = shared_address(smem), full = base + At::kFull, empty = base + At::kEmpty;
   const int group = warp_index() / 4, warp = warp_index() % 4, lane = threadIdx.x % 32;
@@ -340,45 +343,56 @@ __device__ __forceinline__ void attend_decoder_tile(const CUtensorMap& qkv_map, 
                          tile.first_row + query + warp * 16, head * At::kBoxes + box, shape.heads * At::kBoxes, lane);
 }
 
-template <typename T, int kDim>
-__global__ void __launch_bounds__(DecoderLayout<kDim>::kThreads, DecoderLayout<kDim>::kBlocks)
+template <typename T, int kDim, int kGroups>
+__global__ void __launch_bounds__(DecoderLayout<kDim, kGroups>::kThreads, DecoderLayout<kDim, kGroups>::kBlocks)
     attention_sm90_decoder_kernel(const __grid_constant__ CUtensorMap qkv_map, const AttentionTile* tiles,
                                   DecoderHeads shape, float scale_log2, T* context, Queries queries, KeyWindow window) {
-  EMBERT_SM90A(
-      "attention_sm90_decoder_kernel",
-      attend_decoder_tile<T, kDim>(qkv_map, qkv_map, tiles, NoPrefixes(), shape, scale_log2, context, queries, window));
+  EMBERT_SM90A("attention_sm90_decoder_kernel",
+               attend_decoder_tile<T, kDim, kGroups>(qkv_map, qkv_map, tiles, NoPrefixes(), shape, scale_log2, context,
+                                                     queries, window));
 }
 
 template <typename T, int kDim>
-__global__ void __launch_bounds__(DecoderLayout<kDim>::kThreads, DecoderLayout<kDim>::kBlocks)
+__global__ void __launch_bounds__(DecoderLayout<kDim, 2>::kThreads, DecoderLayout<kDim, 2>::kBlocks)
     attention_sm90_prefix_kernel(const __grid_constant__ CUtensorMap qkv_map,
                                  const __grid_constant__ CUtensorMap atom_map, const AttentionTile* tiles,
                                  SharedPrefixes prefixes, DecoderHeads shape, float scale_log2, T* context,
                                  Queries queries, KeyWindow window) {
-  EMBERT_SM90A("attention_sm90_prefix_kernel", attend_decoder_tile<T, kDim>(qkv_map, atom_map, tiles, prefixes, shape,
-                                                                            scale_log2, context, queries, window));
+  EMBERT_SM90A(
+      "attention_sm90_prefix_kernel",
+      attend_decoder_tile<T, kDim, 2>(qkv_map, atom_map, tiles, prefixes, shape, scale_log2, context, queries, window));
 }
+
+// Up to this many tiles of all heads, blocks of one warpgroup fit 132 multiprocessors at once. Forward passes of
+// Qwen3-0.6B in µs with two and with one (H200): 64 tokens 851 and 785, 256 1 175 and 1 134, 1 024 2 802 and 2 554.
+template <int kDim>
+constexpr int kFewTiles = 132 * DecoderLayout<kDim, 2>::kBlocks;
 
 template <typename T, int kDim>
 Status launch_decoder(const void* qkv, int rows, const WindowedWork& work, const AttentionHeads& heads, void* context,
                       TensorMaps& maps, const Stream& stream) {
-  using At = DecoderLayout<kDim>;
   const int group = heads.heads / heads.kv_heads;
-  const DecoderHeads shape{heads.heads, heads.kv_heads, group, group % At::kGroups == 0};
   const CUtensorMap *map = nullptr, *atom_map = nullptr;
-  EMBERT_TRY(maps.get({qkv, rows, heads.qkv_columns(), kTileRows, 64, At::kBoxes}, map));
+  EMBERT_TRY(maps.get({qkv, rows, heads.qkv_columns(), kTileRows, 64, kDim / 64}, map));
   const float scale_log2 = float(1.4426950408889634 * scale_of(heads));
-  const int blocks = shape.pairs_heads ? heads.heads / At::kGroups : heads.heads;
-  const auto run = [&](const char* name, auto kernel, const auto&... arguments) -> Status {
+  const auto run = [&](const char* name, auto groups, auto kernel, const auto&... arguments) -> Status {
+    using At = DecoderLayout<kDim, decltype(groups)::value>;
+    const DecoderHeads shape{heads.heads, heads.kv_heads, group, group % At::kGroups == 0};
+    const int blocks = shape.pairs_heads ? heads.heads / At::kGroups : heads.heads;
     EMBERT_CUDA(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, At::kSharedBytes));
     return launch(name, kernel, dim3(blocks, work.tile_count), At::kThreads, At::kSharedBytes, stream, *map,
                   arguments..., shape, scale_log2, static_cast<T*>(context), work.queries,
                   window_of(work.window, heads.causal));
   };
-  if (work.prefixes == nullptr)
-    return run("attention_sm90_decoder", attention_sm90_decoder_kernel<T, kDim>, work.tiles);
+  constexpr std::integral_constant<int, 1> kOne{};
+  constexpr std::integral_constant<int, 2> kTwo{};
+  if (work.prefixes == nullptr) {
+    return int64_t(heads.heads) * work.tile_count <= kFewTiles<kDim>
+               ? run("attention_sm90_decoder", kOne, attention_sm90_decoder_kernel<T, kDim, 1>, work.tiles)
+               : run("attention_sm90_decoder", kTwo, attention_sm90_decoder_kernel<T, kDim, 2>, work.tiles);
+  }
   EMBERT_TRY(maps.get({qkv, rows, heads.qkv_columns(), kPrefixStep, 64, 1}, atom_map));
-  return run("attention_sm90_prefix", attention_sm90_prefix_kernel<T, kDim>, *atom_map, work.tiles,
+  return run("attention_sm90_prefix", kTwo, attention_sm90_prefix_kernel<T, kDim>, *atom_map, work.tiles,
              SharedPrefixes{work.prefixes});
 }
 
