@@ -39,11 +39,11 @@ def save_tokenizer(folder: Path) -> None:
     kind(tokenizer_file=path, model_max_length=128, **names).save_pretrained(folder)
 
 
-def encoder(folder: Path, *, case: str = "bert", markers: bool = False) -> Path:
-    """A random encoder in `folder`, with the tokenizer of `words`."""
+def encoder(folder: Path, *, case: str = "bert", markers: bool = False, **shape: Any) -> Path:
+    """A random encoder in `folder`, with the tokenizer of `words`. `shape` is more of its config."""
     folder.mkdir(exist_ok=True)
     backend = words(markers=markers)
-    build(folder, case, vocab_size=backend.get_vocab_size(), modules=False, pad_token_id=0)
+    build(folder, case, vocab_size=backend.get_vocab_size(), modules=False, pad_token_id=0, **shape)
     backend.save(str(folder / "tokenizer.json"))
     save_tokenizer(folder)
     return folder
@@ -53,9 +53,9 @@ def linear(columns: int = COLUMNS) -> torch.Tensor:
     return torch.randn(columns, 64, generator=torch.Generator().manual_seed(1)) * 0.2
 
 
-def pylate(folder: Path, **config: Any) -> Path:
+def pylate(folder: Path, *, case: str = "bert", shape: dict[str, Any] | None = None, **config: Any) -> Path:
     """PyLate's files, with `config` in config_sentence_transformers.json."""
-    encoder(folder, case=config.pop("case", "bert"), markers=True)
+    encoder(folder, case=case, markers=True, **(shape or {}))
     list_modules(folder, ("sentence_transformers.models.Transformer", ""), ("pylate.models.Dense.Dense", "1_Dense"))
     (folder / "1_Dense").mkdir()
     fields = {
