@@ -114,3 +114,13 @@ def test_factor_is_the_root_of_the_columns_magnitude_over_its_weights() -> None:
     assert found.dtype == np.float32
     # √(1, 16, 1/16, 1, 16) = 1, 4, 1/4, 1, 4, whose mean exponent is 2/5
     np.testing.assert_array_equal(found, np.exp2(np.rint(np.array([0, 2, -2, 0, 2]) - 0.4)))
+
+
+def test_columns_of_zeros_have_factor_one_and_do_not_count() -> None:
+    weight = np.ones((3, 4), np.float32)
+    weight[:, 1] = 0
+    np.testing.assert_array_equal(balance(np.array([0.0, 5.0, 4.0, 4.0]), weight), np.ones(4))
+    np.testing.assert_array_equal(
+        balance(np.array([np.nan, np.inf, 4.0, 4.0]), np.ones((3, 4), np.float32)), np.ones(4)
+    )
+    np.testing.assert_array_equal(balance(np.zeros(4), np.zeros((3, 4), np.float32)), np.ones(4))
