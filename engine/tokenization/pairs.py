@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -46,7 +47,6 @@ MOST_TOKEN_CHARACTERS = 64  # of a text on average: bounds what is read of one t
 OPTION_TOKENS, QUESTION_TOKENS = 48, 16
 LEAST_OPTION_TOKENS, LEAST_QUESTION_TOKENS = 4, 8
 
-Ints = npt.NDArray[np.int32]
 Counts = npt.NDArray[np.int64]  # tokens of each text
 
 
@@ -225,18 +225,19 @@ class Pairs:
         states = [text.replace(decider.marker_text, " ") for text in firsts]
         pieces = [second.split(decider.marker_text) for second in seconds]
 
-        def read(texts: Sequence[str], capacity: int) -> Chunks[list[Ints]]:
-            cut = dataclasses.replace(options, truncate=True, direction="right")
+        cut = dataclasses.replace(options, truncate=True, direction="right")
+
+        def read(texts: Sequence[str]) -> Chunks[list[array[int]]]:
             bodies = yield from self._backend.read(
-                texts, cut, chunking, capacity=capacity, param=options.second_param, refuse=refuse
+                texts, cut, chunking, capacity=decider.most_tokens, param=options.second_param, refuse=refuse
             )
-            return [np.frombuffer(body, np.int32) for body in bodies]
+            return [array("i", body) for body in bodies]
 
         def refuse(index: int, tokens: int) -> InputError:
             return too_long(index, tokens, decider.most_tokens, options.param)
 
-        questions = iter((yield from read([piece for each in pieces for piece in each], decider.most_tokens)))
-        bodies = yield from read(states, decider.most_tokens)
+        questions = iter((yield from read([piece for each in pieces for piece in each])))
+        bodies = yield from read(states)
         rows, types, truncated = [], [], 0
         for index, texts in enumerate(pieces):
             row = _marked_row(decider, [next(questions) for _ in texts])
@@ -252,10 +253,12 @@ class Pairs:
                 if not cuts:
                     raise too_long(index, len(row) + len(state) + 1, decider.most_tokens, options.param, what="pair")
                 truncated += 1
-            rows.append(np.concatenate([row, state[:room], np.array([decider.separator], np.int32)]))
+            row += state[:room]
+            row.append(decider.separator)
+            rows.append(row)
             types.append(LAYA_TYPES.index(texts[0].partition(" ")[0]))
         lengths = np.array([len(row) for row in rows], np.int32)
-        ids = np.concatenate([np.zeros(0, np.int32), *rows])
+        ids = np.frombuffer(b"".join(rows), np.int32)
         return Encoded(ids, lengths, truncated, np.repeat(np.array(types, np.int32), lengths))
 
     def _fit_in_template(
@@ -445,19 +448,21 @@ class Pairs:
         return np.minimum(first, left)
 
 
-def _marked_row(decider: MarkerDecider, pieces: Sequence[Ints]) -> Ints:
+def _marked_row(decider: MarkerDecider, pieces: Sequence[array[int]]) -> array[int]:
     """The ids of a question and its options, as Laya shortens them, up to the state."""
     head, *texts = pieces
-    marker, separator = (np.array([token], np.int32) for token in (decider.marker, decider.separator))
-    marked = [np.concatenate([marker, text[:OPTION_TOKENS]]) for text in texts]
+    marked = [array("i", [decider.marker]) + text[:OPTION_TOKENS] for text in texts]
     left = decider.question_tokens - sum(map(len, marked))
     if left < QUESTION_TOKENS:
         each = max(LEAST_OPTION_TOKENS, (decider.question_tokens - QUESTION_TOKENS) // max(1, len(marked)))
         marked = [option[:each] for option in marked]
         left = decider.question_tokens - sum(map(len, marked))
-    return np.concatenate(
-        [np.array([decider.first], np.int32), head[: max(LEAST_QUESTION_TOKENS, left)], separator, *marked, separator]
-    )
+    row = array("i", [decider.first]) + head[: max(LEAST_QUESTION_TOKENS, left)]
+    row.append(decider.separator)
+    for option in marked:
+        row += option
+    row.append(decider.separator)
+    return row
 
 
 def _read_distinct(
