@@ -8,6 +8,7 @@ from functools import partial
 from types import SimpleNamespace
 from typing import Any, cast
 
+import prometheus_client.values
 import pytest
 
 from embert.engine.errors import InputError
@@ -42,6 +43,12 @@ RAISED: list[tuple[Exception, int, str | None]] = [
     ),
     (RuntimeError("a bug"), 500, None),
 ]
+
+
+@pytest.fixture(autouse=True)
+def values_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of metrics: another test may have started a supervisor in this process, whose metrics continue."""
+    monkeypatch.setattr("prometheus_client.values.ValueClass", prometheus_client.values.MutexValue)
 
 
 class Fault:
