@@ -59,7 +59,7 @@ def test_schemathesis(small: Live, tmp_path: Path) -> None:
     options = [
         "--checks", "all", "--phases", "examples,coverage", "--generation-deterministic",
         "--suppress-health-check", "all", "--warnings", "off", "--exclude-checks", "positive_data_acceptance",
-        "--request-timeout", "60", "--continue-on-failure", "--no-color",
+        "--request-timeout", "60", "--max-response-time", "60", "--continue-on-failure", "--no-color",
     ]  # fmt: skip
     (tmp_path / "schemathesis.toml").write_text('[checks]\nnegative_data_rejection.expected-statuses = ["4xx"]\n')
     command = "from schemathesis.cli import schemathesis; schemathesis()"
