@@ -228,6 +228,7 @@ class _Checkpoint:
         after_pooling: tuple[Module, ...] = ()
         if vector_heads.embeds:
             after_pooling = (*self._read_projection(config, pooling), *self.modules.after_pooling)
+        self._check_expansion(config, vector_heads.multi_vector)
         max_input_length, multi_vector = self._limit_lengths(config, tokenizer, vector_heads.multi_vector)
         config = self._limit_positions(config, max_input_length)
         heads = Heads(
@@ -420,6 +421,14 @@ class _Checkpoint:
             named = self._architectures
             architectures = "" if not named or named.endswith("Model") else f"; architectures of config.json: {named}"
             self.notices.append(f"no pooling configuration found, using mean{architectures}")
+
+    def _check_expansion(self, config: EncoderConfig, head: MultiVector | None) -> None:
+        """Refuse DeBERTa with tokens that are not attended to: only transformers embeds them as zeros."""
+        if config.disentangled is not None and head is not None and head.unattended is not None:
+            raise UnsupportedModel(
+                f"{self.folder}: query expansion without attend_to_expansion_tokens is not supported for "
+                f"{config.model_type}, which embeds such tokens as zeros"
+            )
 
     @property
     def _architectures(self) -> str:

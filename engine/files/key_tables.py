@@ -88,7 +88,7 @@ CONFIG_SENTENCE_TRANSFORMERS: Table = {
     "document_prefix": honored("late interaction: before documents"),
     "query_length": honored("late interaction: tokens of a query"),
     "document_length": honored("late interaction: tokens of a document"),
-    "attend_to_expansion_tokens": honored("late interaction: whether a query sees its expansion"),
+    "attend_to_expansion_tokens": honored("late interaction: whether a query sees its expansion; DeBERTa has to"),
     "attend_to_mask_tokens": honored("attend_to_expansion_tokens by its older name"),
     "query_expansion": honored("late interaction: how queries are expanded, or null"),
     "do_query_expansion": honored("late interaction: whether queries are expanded"),

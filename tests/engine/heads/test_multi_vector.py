@@ -249,6 +249,12 @@ def test_fields_that_are_refused(tmp_path: Path, name: str, fields: dict[str, An
     assert "\n" not in str(caught.value)
 
 
+def test_deberta_attends_to_its_expansion_or_is_refused(tmp_path: Path) -> None:
+    engine.load_model(str(pylate(tmp_path / "attended", case="deberta-v2", attend_to_expansion_tokens=True)))
+    with pytest.raises(UnsupportedModel, match="without attend_to_expansion_tokens is not supported for deberta-v2"):
+        engine.load_model(str(pylate(tmp_path / "hidden", case="deberta-v2")))
+
+
 def test_weights_that_are_missing(tmp_path: Path) -> None:
     folder = native(tmp_path / "model", None)
     save_file({"linear.weight": linear()}, folder / "1_Dense" / "model.safetensors")
