@@ -37,8 +37,8 @@ class Request:
     """All texts of one HTTP request.
 
     `channel`, `message` and `weights` belong to the caller; the scheduler does not read them. `lengths` are the tokens
-    of each text, all ≥ 1; the first `prefix` of them are common to all texts. The first `queries` of each text and the
-    others do not attend to each other; empty: 0. `deadline` is on the caller's clock.
+    of each text, all ≥ 1; the first `prefix` of them are common to all texts. `queries` are the first tokens of each
+    text, to which its others do not attend, nor they to these; empty: none. `deadline` is on the caller's clock.
     """
 
     __slots__ = (

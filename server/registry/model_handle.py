@@ -111,7 +111,7 @@ class ModelHandle:
         classifier, multi = self.model.heads.classifier, self.model.heads.multi_vector
         decider = self.model.heads.decider
         labels = () if classifier is None else classifier.labels
-        return {
+        return {  # ints: an operation on two tasks takes a microsecond
             int(Task.TOKENS): self.model.config.hidden_size * _BYTES_A_NUMBER,
             int(Task.CLASSIFY): sum(BYTES_A_WEIGHT + len(label.encode()) for label in labels),
             int(Task.MULTI): 0 if multi is None else multi.layers[-1].outputs * _BYTES_A_NUMBER,

@@ -46,8 +46,8 @@ RAISED: list[tuple[Exception, int, str | None]] = [
 
 
 @pytest.fixture(autouse=True)
-def values_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of metrics: another test may have started a supervisor in this process, whose metrics continue."""
+def new_metric_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Start all metrics at 0, also if another test of this process has started a supervisor."""
     monkeypatch.setattr("prometheus_client.values.ValueClass", prometheus_client.values.MutexValue)
 
 
