@@ -147,6 +147,23 @@ def test_first_label_of_entailment_counts(tmp_path: Path) -> None:
     assert classifier.entailment == 2
 
 
+@pytest.mark.parametrize(
+    ("options", "param", "named"),
+    [
+        ({"aggregation_strategy": "most"}, "aggregation_strategy", "'most'"),
+        ({"aggregation_strategy": "none", "stride": 2}, "stride", "none"),
+        ({"stride": 46}, "stride", "from 0 to 45"),
+        ({"stride": -1}, "stride", "found -1"),
+        ({"ignore_labels": "O"}, "ignore_labels", "one str"),
+        ({"truncate": "false"}, "truncate", "'false'"),
+    ],
+)
+def test_refused_options_of_entities(tagger: engine.Engine, options: dict[str, Any], param: str, named: str) -> None:
+    with pytest.raises(InputError, match=named) as refused:
+        tagger.entities(["Angela"], **options)
+    assert refused.value.param == param
+
+
 def test_long_text_is_cut_refused_or_read_in_sequences(tagger: engine.Engine) -> None:
     text = "met in New York " * 60
     whole = tagger.entities([text], stride=10, ignore_labels=())[0]
@@ -187,3 +204,38 @@ def test_offsets_of_sequences_that_begin_with_spaces(tmp_path: Path, truncation_
         found = np.stack([spans.starts, spans.stops], 1)
         offsets = np.concatenate([[(-1, -1), *each[1:-1], (-1, -1)] for each in expected["offset_mapping"]])
         np.testing.assert_array_equal(found, offsets)
+
+
+@pytest.mark.parametrize(
+    ("labels", "options", "param", "named"),
+    [
+        ([], {}, "labels", "at least one"),
+        (["a"] * 1001, {}, "labels", "1001 labels; the limit is 1000"),
+        (["a", ""], {}, "labels[1]", r"labels\[1\]"),
+        ("a", {}, "labels", "one str"),
+        (["a"], {"hypothesis_template": "no place"}, "hypothesis_template", "'no place'"),
+        (["a"], {"hypothesis_template": "{} {}"}, "hypothesis_template", "once"),
+        (["a"], {"hypothesis_template": "{:999999999}"}, "hypothesis_template", "999999999"),
+        (["a"], {"hypothesis_template": "{0.__class__}"}, "hypothesis_template", "__class__"),
+        (["a"], {"hypothesis_template": "{"}, "hypothesis_template", "'{'"),
+        (["a"], {"multi_label": "no"}, "multi_label", "'no'"),
+        (["long " * 60], {}, "labels", "limit is 47"),
+    ],
+)
+def test_refused_zero_shot_requests(
+    inference: engine.Engine, labels: list[str], options: dict[str, Any], param: str, named: str
+) -> None:
+    with pytest.raises(InputError, match=named) as refused:
+        inference.zero_shot(["a text"], labels, **options)
+    assert refused.value.param == param
+
+
+def test_models_without_the_task(tagger: engine.Engine, tmp_path: Path) -> None:
+    folder = write(tmp_path, "uncased", "bert", "ForSequenceClassification", ("good", "bad"))
+    with engine.Engine.load(str(folder), device="cpu") as classifier:
+        with pytest.raises(InputError, match=r"no label of entailment \(.* label2id .*; its labels: good, bad"):
+            classifier.zero_shot(["a"], ["b"])
+        with pytest.raises(InputError, match="does not have the task token_classify; it has classify"):
+            classifier.entities(["a"])
+    with pytest.raises(InputError, match="does not have the task classify; it has token_classify"):
+        tagger.zero_shot(["a"], ["b"])
