@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
 import resource
 import signal
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -14,8 +16,10 @@ import httpx
 import numpy as np
 import pytest
 
-from tests.server.crowd import PATIENCE_S, Crowd, post, right, use_both_engines
+from tests.server.connections import connection_counts
+from tests.server.crowd import PATIENCE_S, Crowd, post, published, right, use_both_engines
 from tests.server.live import PATIENT, STAND_IN, Live, live, until
+from tests.server.models import copy_model
 from tests.server.stand_in import CRASH, HELD, LOSE, expected
 
 
@@ -136,6 +140,38 @@ def test_a_request_that_kills_engines_fails_none_of_its_neighbors(pair: Live, po
     assert Counter(response.status_code for response in responses) == {200: 14}
 
 
+def test_restarts_keep_the_totals(healing: Live) -> None:
+    server = healing
+    restarts = server.metrics()["embert_http_restarts_total"]
+
+    def samples(name: str) -> float:
+        return sum(value for sample, value in server.metrics().items() if sample.startswith(name))
+
+    def ask() -> None:
+        until(lambda: server.post("/embed", {"inputs": [[101, 7, 102]]}).status_code == 200, what="a response")
+
+    def killed(pids: Callable[[], list[int]]) -> None:
+        (pid,) = pids()
+        os.kill(pid, signal.SIGKILL)
+        until(lambda: pids() not in ([], [pid]), what="another process")
+        server.wait_ready()
+
+    for _ in range(2):
+        metrics = published(server)
+        texts, batches = metrics["embert_texts_total"], metrics["embert_batches_total"]
+        killed(lambda: server.engine_pids)
+        assert samples("embert_batches_total") == batches
+        ask()
+        until(lambda old=batches: samples("embert_batches_total") > old, what="its batch")  # type: ignore[misc]
+        until(lambda old=texts: samples("embert_texts_total") > old, what="its texts")  # type: ignore[misc]
+        texts, sizes = samples("embert_texts_total"), samples("embert_request_texts_bucket")
+        killed(lambda: server.http_pids)
+        assert samples("embert_texts_total") == texts
+        assert samples("embert_request_texts_bucket") == sizes
+    assert server.metrics()["embert_http_restarts_total"] == restarts + 2
+    until(lambda: server.metrics()["embert_requests_in_flight"] == 1, what="this request alone")
+
+
 def test_a_child_that_cannot_be_started_is_tried_again(healing: Live) -> None:
     """The supervisor has no descriptors left: first for the control connection, then for the process."""
     server = healing
@@ -162,3 +198,26 @@ def descriptors(pid: int) -> set[int]:
 def test_a_signal_without_a_name_kills_nobody_else(healing: Live) -> None:
     healing.kill_engine(signal.SIGRTMIN + 7)
     assert f"engine-0 was killed by signal {signal.SIGRTMIN + 7}" in healing.log
+
+
+def test_a_process_that_does_not_come_back_takes_no_connections(tmp_path: Path) -> None:
+    """An engine is lost, too, when the first of the HTTP processes already serves, and the other perhaps not."""
+    model = tmp_path / "model"
+    copy_model(model)
+    with live(str(model), *STAND_IN, "--workers", "2") as server:
+        server.kill_engine()
+        until(lambda: server.post("/embed", {"inputs": [[101, 7, 102]]}).status_code == 200, what="a response")
+        server.wait_announced()
+        tokenizer = model / "tokenizer.json"
+        kept = tokenizer.rename(tmp_path / "tokenizer.json")
+        os.kill(server.http_pids[0], signal.SIGKILL)
+        for _ in range(30):
+            assert server.get("/livez").status_code == 200
+        kept.rename(tokenizer)
+        until(lambda: re.search(r"http-\d is ready again", server.log), what="its return")
+        until(lambda: connection_counts(server) == [0, 0], what="the end of the connections so far")
+        with contextlib.ExitStack() as stack:
+            for _ in range(30):
+                client = stack.enter_context(server.client())
+                assert client.get("/livez").status_code == 200
+            assert connection_counts(server) == [15, 15]

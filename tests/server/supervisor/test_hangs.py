@@ -11,19 +11,29 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import numpy as np
 import psutil
 import pytest
 
 from embert.server.ipc.channel import EncodeRequest, Submit, encode
 from tests.server.connections import one_to_each, post_on
-from tests.server.crowd import GOOD, right
+from tests.server.crowd import GOOD, right, use_both_engines
 from tests.server.live import PATIENT, ROOT, STAND_IN, Live, live, until
-from tests.server.stand_in import HANG, HELD, HUNGRY, SLEEP
+from tests.server.stand_in import HANG, HELD, HUNGRY, SLEEP, expected
 from tests.server.wire import Wire
 
 
 def replaced(server: Live, pid: int) -> bool:
     return server.engine_pids not in ([], [pid])
+
+
+def pid_of_engine(server: Live, index: int) -> int:
+    """The process that listens on this engine's socket."""
+    for pid in server.engine_pids:
+        sockets = psutil.Process(pid).net_connections("unix")
+        if any(Path(str(each.laddr)).name.startswith(f"engine-{index}.") for each in sockets):
+            return pid
+    raise AssertionError(f"no process listens as engine {index}")
 
 
 @pytest.fixture(scope="module")
@@ -59,6 +69,37 @@ def test_a_hanging_engine_is_replaced_and_what_hangs_every_engine_is_given_up_on
     log = server.log
     hung = log.index("engine-0 hung: a forward runs for more than 4.0 s")
     assert hung < log.index("most recent call first") < log.index("stand_in.py", hung) < log.index("SIGKILL", hung)
+
+
+def test_one_hung_engine_of_two_keeps_nobody_waiting() -> None:
+    with live(*STAND_IN, "--device", "x:0,1", "--engine-timeout", "4") as server, ThreadPoolExecutor(26) as pool:
+        use_both_engines(server)
+        other = pid_of_engine(server, 1)
+        # While the supervisor is stopped, nobody ends the engine that hangs.
+        server.signal(signal.SIGSTOP)
+        try:
+            hanging = pool.submit(server.post, "/embed", {"inputs": [[101, HANG, 102]]})
+            until(lambda: server.metrics()["embert_admitted_tokens"] == 3, what="the request that hangs")
+            for number in range(24):
+                assert right(server, [101, 1000 + number, 102])
+            assert not hanging.done()
+            # Half of the requests while neither responds goes to the one that hangs, and waits there.
+            os.kill(other, signal.SIGSTOP)
+            asked = [[101, 1000 + number, 102] for number in range(24)]
+            waiting = [pool.submit(server.post, "/embed", {"inputs": [ids]}) for ids in asked]
+            until(lambda: server.metrics()["embert_admitted_tokens"] == 25 * 3, what="all requests")
+            os.kill(other, signal.SIGCONT)
+            until(lambda: server.metrics()["embert_admitted_tokens"] == 13 * 3, what="the other engine's responses")
+        finally:
+            server.signal(signal.SIGCONT)
+        # It is ended, and then the other one, which gets its request: all that waited with it get responses.
+        for ids, response in zip(asked, waiting, strict=True):
+            assert response.result().status_code == 200, response.result().text
+            assert np.allclose(response.result().json(), [expected(ids)], atol=1e-5)
+        assert hanging.result().status_code == 424
+        until(lambda: [server.metrics()[f'embert_engine_up{{engine="{i}"}}'] for i in range(2)] == [1, 1])
+        server.wait_ready()
+        assert all(pool.map(lambda ids: right(server, ids), asked))
 
 
 def test_a_stopped_engine_is_replaced(watched: Live) -> None:
