@@ -44,7 +44,6 @@ from embert.engine.batch import PackedBatch
 from embert.engine.heads.description import MarkerDecider
 from embert.engine.tasks import Task
 
-MODERNBERT_LARGE: dict[str, Any] = {"hidden_size": 1024, "num_attention_heads": 16, "intermediate_size": 2624}
 PAIR_TOKENS = 12 + 150 + 4
 POSITIVE_WEIGHTS = 200  # of a sparse vector, about as many as a trained SPLADE gives
 
@@ -206,7 +205,7 @@ def _entities(scratch: Path) -> Row:
 
 
 def _decisions(scratch: Path) -> Row:
-    encoder = of_shape("modernbert", 28, **MODERNBERT_LARGE).half().cuda().eval()
+    encoder = of_shape("modernbert-large").half().cuda().eval()
     head = make_laya(scratch / "head", engine.load_model().folder, encoder)
     folder, alone = scratch / "head", _saved(encoder, scratch / "alone")
     marked, batch = engine.load_model(str(folder)).heads.decider, random_batch(np.full(80, 200))

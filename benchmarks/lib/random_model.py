@@ -57,6 +57,10 @@ SHAPES: dict[str, tuple[str, dict[str, Any]]] = {
             "rope_parameters": {"rope_type": "default", "rope_theta": 1_000_000.0},
         },
     ),
+    "modernbert-large": (
+        "ModernBert",
+        {"hidden_size": 1024, "num_attention_heads": 16, "intermediate_size": 2624, "num_hidden_layers": 28},
+    ),
     "embeddinggemma": (
         "Gemma3Text",
         {

@@ -1,11 +1,11 @@
-"""Decisions and reranking over HTTP, with shared prefixes and without: Qwen3-0.6B's shape with random weights.
+"""Decisions and reranking over HTTP, with shared prefixes and without: Qwen3-0.6B's and Laya's shapes.
 
     python -m benchmarks.server.decisions [--device cpu --layers 2 --connections 2 --window 30]
 
 Clients send one request after the other: 20 questions about a state, 100 documents after a query, and over one
-connection, one question. Servers with and without sharing take turns and get the same requests; without it, the encoder
-is that of `unshared`. The tokenizer is a byte-level BPE with Qwen's words. CPU is the engine process's. Figures are
-medians over the rounds.
+connection, one question to each of two models. Servers with and without sharing take turns and get the same requests;
+without it, the encoder is that of `unshared`. Weights are random. Qwen's tokenizer is a byte-level BPE with its words,
+Laya's that of the default model. CPU is the engine process's. Figures are medians over the rounds.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from tokenizers import Tokenizer as Library
 from benchmarks.lib import record
 from benchmarks.lib.load_generator import LoadGenerator
 from benchmarks.lib.load_plan import Plan, Request, post
-from benchmarks.lib.random_model import of_shape
+from benchmarks.lib.random_model import make_laya, of_shape
 from benchmarks.lib.running_server import embert
 from benchmarks.lib.texts import Lengths, english, texts
 from benchmarks.server.measurement import Round, median, run_round
@@ -42,6 +42,11 @@ TEMPLATE = (
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 REQUESTS = 8  # different ones of each workload
 QUESTION_TOKENS = 5  # of instructions: options and template add about 43
+DECISIONS = {  # the model, questions, and tokens of the state
+    "20 questions about a state": ("decide", 20, 860),
+    "one question": ("decide", 1, 160),
+    "one question to Laya": ("laya", 1, 160),
+}
 
 
 def unshared(model: Model, **options: Any) -> Encoder:
@@ -65,14 +70,15 @@ def main(argv: Sequence[str] | None = None) -> None:
     options = parser.parse_args(argv)
     measured: dict[tuple[str, str], list[Round]] = {}
     with tempfile.TemporaryDirectory() as scratch, LoadGenerator() as load:
-        folders = {name: Path(scratch, name) for name in ("decide", "rerank")}
+        folders = {name: Path(scratch, name) for name in ("decide", "rerank", "laya")}
         _write(folders["decide"], options.layers, "ForCausalLM")
         _write(folders["rerank"], options.layers, "ForSequenceClassification", num_labels=1, pad_token_id=0)
+        make_laya(folders["laya"], load_model().folder, of_shape("modernbert-large", options.layers))
         workloads = {
-            "20 questions about a state": (options.connections, _decisions(folders["decide"], 20, 860)),
-            "100 documents after a query": (options.connections, _rerankings(folders["rerank"])),
-            "one question": (1, _decisions(folders["decide"], 1, 160)),
+            name: (options.connections if questions > 1 else 1, _decisions(folders[model], name, questions, tokens))
+            for name, (model, questions, tokens) in DECISIONS.items()
         }
+        workloads["100 documents after a query"] = (options.connections, _rerankings(folders["rerank"]))
         served = [*(f"{name}={folder}" for name, folder in folders.items()), "--device", options.device]
         served += ["--workers", str(options.workers), "--max-queue-seconds", "0", "--request-timeout", "600"]
         for _ in range(options.rounds):
@@ -99,7 +105,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     print(f"\nwritten: {record.write('decisions', {**vars(options), 'rows': records})}")
 
 
-def _decisions(folder: Path, questions: int, state_tokens: int) -> tuple[Request, ...]:
+def _decisions(folder: Path, kind: str, questions: int, state_tokens: int) -> tuple[Request, ...]:
     model = load_model(str(folder))
     tokenizer, requests = Tokenizer(model), []
     states = _texts(folder, state_tokens, REQUESTS)
@@ -108,8 +114,7 @@ def _decisions(folder: Path, questions: int, state_tokens: int) -> tuple[Request
         own = asked[index * questions : (index + 1) * questions]
         pairs = tokenizer.encode_pairs([state], second_texts(model, [*map(Question.predicate, own)]))
         listed = [{"type": "predicate", "name": f"q{number}", "instructions": text} for number, text in enumerate(own)]
-        body = {"model": "decide", "input": state, "questions": listed}
-        kind = "one question" if questions == 1 else "20 questions about a state"
+        body = {"model": folder.name, "input": state, "questions": listed}
         requests.append(post("/v1/decisions", body, kind=kind, texts=questions, tokens=pairs.tokens))
     return tuple(requests)
 
@@ -126,7 +131,8 @@ def _rerankings(folder: Path) -> tuple[Request, ...]:
 
 
 def _texts(folder: Path, tokens: int, count: int) -> list[str]:
-    drawn = texts(Lengths(mean=tokens, low=tokens, high=tokens), count, folder / "tokenizer.json", seed=tokens)
+    path = load_model(str(folder)).transformer_folder / "tokenizer.json"
+    drawn = texts(Lengths(mean=tokens, low=tokens, high=tokens), count, path, seed=tokens)
     return [each.text for each in drawn]
 
 
