@@ -21,6 +21,7 @@ __all__ = ["ask", "measure", "processes"]
 
 QUIET_CORES = 0.15  # most cores that other processes may use during one measurement
 PATIENCE = 4  # at most this many times the rounds asked for
+REST_S = 0.05  # before each measurement: the threads of the rival before it spin for a while after their work
 
 
 @contextmanager
@@ -70,6 +71,7 @@ def _round(pipes: dict[str, Connection], workload: str) -> tuple[dict[str, float
     """Return seconds by encoder, and the cores that other processes used during the worst measurement."""
     seconds, others = {}, 0.0
     for name, pipe in pipes.items():
+        time.sleep(REST_S)
         start, busy = time.perf_counter(), _busy_s()
         seconds[name], cpu = ask(pipe, workload)
         others = max(others, (_busy_s() - busy - cpu) / (time.perf_counter() - start))
