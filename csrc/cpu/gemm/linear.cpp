@@ -24,17 +24,17 @@ class Linear final : public LinearLayer {
   }
 
   void operator()(const float* x, int rows, const Epilogue& epilogue, float* y, int threads) const override {
-    for_tiles(rows, out_, in_, threads, [&](int panel, int first, auto count) {
-      constexpr int kRows = count;
-      const float* const weight = panels_.data() + std::size_t(panel) * in_ * kTileColumns;
-      const int column = panel * kTileColumns, columns = std::min(kTileColumns, out_ - column);
-      Floats sums[kRows][kTileVectors];
-      multiply<kRows, kTileVectors>(x + std::ptrdiff_t(first) * in_, in_, weight, kTileColumns, in_, sums,
-                                    kPartialDepth, std::ptrdiff_t{in_} * kTileColumns);
+    for_tiles(rows, out_, in_, threads, [&](int column, int first, auto count, auto vectors) {
+      constexpr int kRows = count, kVectors = vectors;
+      const float* const weight = panels_.data() + panel_offset(column, in_) + column % kTileColumns;
+      Floats sums[kRows][kVectors];
+      multiply<kRows, kVectors>(x + std::ptrdiff_t(first) * in_, in_, weight, kTileColumns, in_, sums, kPartialDepth,
+                                elements_ahead<kVectors>(in_));
       for (int row = 0; row < kRows; ++row) {
-        for (int v = 0; v < kTileVectors; ++v) sums[row][v] += load(bias_ + column + v * kLanes);
+        for (int v = 0; v < kVectors; ++v) sums[row][v] += load(bias_ + column + v * kLanes);
       }
-      store_epilogue(sums, epilogue, y, std::ptrdiff_t(first) * out_ + column, out_, columns);
+      store_epilogue(sums, epilogue, y, std::ptrdiff_t(first) * out_ + column, out_,
+                     std::min(kVectors * kLanes, out_ - column));
     });
   }
 

@@ -120,8 +120,20 @@ inline int panels_of(int columns) {
   return (columns + kTileColumns - 1) / kTileColumns;
 }
 
+// The number of elements before a column's panel.
+inline std::size_t panel_offset(int column, int depth) {
+  return std::size_t(column / kTileColumns) * depth * kTileColumns;
+}
+
+// How far ahead of its products a tile asks for weights, in elements: for those of the next panel, which its thread
+// multiplies next. A thread with strips has few of them: for those of 16 steps later.
+template <int kVectors>
+inline std::ptrdiff_t elements_ahead(int depth) {
+  return std::ptrdiff_t{kVectors == kTileVectors ? depth : 16} * kTileColumns;
+}
+
 // How many blocks to divide rows into, of `min_blocks` to `max_blocks`: the number that leaves the fewest threads
-// without a task in the last wave, where each block is `tasks` tasks.
+// without a task in the last wave, where each block is `tasks` tasks. Likewise strips of columns.
 inline int balanced_blocks(int min_blocks, int max_blocks, int tasks, int threads) {
   int best = min_blocks;
   double best_utilization = 0;
@@ -136,25 +148,38 @@ inline int balanced_blocks(int min_blocks, int max_blocks, int tasks, int thread
   return best;
 }
 
-// Calls function(panel, first row, std::integral_constant of its rows) for each tile of a product with `out` columns
-// and sums of `depth` products. Adjacent tasks share a panel, and then a block: so do those of a thread.
+// Calls function(column, first row, rows, registers of columns) for each tile of a product with `out` columns and sums
+// of `depth` products; both counts are std::integral_constant. Adjacent tasks share a panel, and then a block: so do
+// those of a thread.
 template <int kRows = kTileRows, typename Function>
 inline void for_tiles(int rows, int out, int depth, int threads, const Function& function) {
   constexpr int kMinRows = 2 * kRows;
+  constexpr int kStripVectors = std::min(kTileVectors, 2);
   const int panels = panels_of(out), min_blocks = (rows + kBlockRows - 1) / kBlockRows;
   const int max_blocks = std::max(min_blocks, std::min(4 * min_blocks, rows / kMinRows));
   const bool few = threads > 1 && min_blocks * panels < kFewTasks * threads;
   const int max_parts = few ? std::min((depth + kTaskDepth - 1) / kTaskDepth, kMaxParts) : 1;
   const int blocks = balanced_blocks(min_blocks, max_blocks, panels * max_parts, threads);
   const int parts = std::clamp(rows / (blocks * kMinRows), 1, max_parts);
-  ThreadPool::shared().run(threads, blocks * panels * parts, [&](int task) {
-    const int part = task % parts, panel = task / parts % panels;
-    const TileRows block = tile_rows(rows, blocks, task / parts / panels), own = tile_rows(block.count, parts, part);
+  // Few rows are not divided, so their panels are, where that occupies more threads.
+  const int tasks = blocks * panels * parts, most_strips = few ? kTileVectors / kStripVectors : 1;
+  const int strips = balanced_blocks(1, most_strips, tasks, threads);
+  ThreadPool::shared().run(threads, tasks * strips, [&](int task) {
+    const int strip = task % strips, part = task / strips % parts, panel = task / strips / parts % panels;
+    const TileRows block = tile_rows(rows, blocks, task / strips / parts / panels);
+    const TileRows own = tile_rows(block.count, parts, part);
+    const int column = panel * kTileColumns + strip * kStripVectors * kLanes;
     const int tiles = (own.count + kRows - 1) / kRows;
     for (int tile = 0; tile < tiles; ++tile) {
       const TileRows range = tile_rows(own.count, tiles, tile);
       const int first = block.first + own.first + range.first;
-      with_constant<kRows>(range.count, [&](auto count) { function(panel, first, count); });
+      with_constant<kRows>(range.count, [&](auto count) {
+        if (strips == 1) {
+          function(column, first, count, std::integral_constant<int, kTileVectors>());
+        } else {
+          function(column, first, count, std::integral_constant<int, kStripVectors>());
+        }
+      });
     }
   });
 }
