@@ -215,7 +215,7 @@ class Tokenizer:
         self, firsts: Sequence[str], seconds: Sequence[str], options: TokenizeOptions = DEFAULT_PAIR_OPTIONS
     ) -> Encoded | None:
         """Like `encode_pairs`, but None unless every word was seen before."""
-        return self._pairs.encode_known(firsts, seconds, options)
+        return self._pairs.encode_known(firsts, seconds, options, self.chunking)
 
     def from_ids(self, sequences: Sequence[Sequence[int]], options: TokenizeOptions = DEFAULT_OPTIONS) -> Encoded:
         """Take token ids unchanged: nothing is added.

@@ -144,7 +144,7 @@ def test_equals_transformers(
     counts = [(kind.tokens(first), kind.tokens(second)) for first, second in zip(many, seconds, strict=True)]
     tokenizer = chunked(kind.tokenizers[limit], **({"part": PART, "chunk": PART + 2} if divided else {"part": 100}))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("embert.engine.tokenization.pairs.CHUNK_TOKENS", 12)
+        patch.setattr("embert.engine.tokenization.pairs.special_tokens.CHUNK_TOKENS", 12)
         asked = tokenizer.encode_pairs_chunks(firsts, seconds, TokenizeOptions(direction=direction))
         encoded = finish(asked)
     assert pairs_of(encoded) == [kind.expected(*pair, limit, direction) for pair in zip(many, seconds, strict=True)]
@@ -187,7 +187,7 @@ def test_two_texts_over_the_room(packaged: Kind, monkeypatch: pytest.MonkeyPatch
         whole = texts if len(texts) > 1 else texts * len(seconds)
         expected = [packaged.expected(*pair, 12, "right") for pair in zip(whole, seconds, strict=True)]
         assert pairs_of(encoded) == expected
-    monkeypatch.setattr("embert.engine.tokenization.pairs.COMPARED_TOKENS", 15)
+    monkeypatch.setattr("embert.engine.tokenization.pairs.special_tokens.COMPARED_TOKENS", 15)
     encoded = packaged.tokenizers[12].encode_pairs(["a " * 30], ["b " * 20, "b " * 14])
     assert [(ids.count(1037), ids.count(1038)) for ids, _ in pairs_of(encoded)] == [(4, 5), (5, 4)]
 
@@ -195,10 +195,10 @@ def test_two_texts_over_the_room(packaged: Kind, monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize("direction", ["right", "left"])
 @pytest.mark.parametrize("limits", [(None, 3, None), (None, None, 2), (12, 4, 5), (9, 1, 20), (8, None, 3), (20, 9, 9)])
 def test_limits_cut_as_if_the_texts_were_shorter_and_the_model_smaller(
-    packaged: Kind, limits: tuple[int | None, int | None, int | None], direction: Direction
+    packaged: Kind, default_model: Model, limits: tuple[int | None, int | None, int | None], direction: Direction
 ) -> None:
     pair, *texts_limits = limits
-    smaller = dataclasses.replace(packaged.tokenizers[13]._pairs._model, max_input_length=min(pair or 13, 13))
+    smaller = dataclasses.replace(default_model, max_input_length=min(pair or 13, 13))
     tokenizer, oracle = packaged.tokenizers[13], engine.Tokenizer(smaller)
     words = "one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen".split()  # noqa: SIM905
 
