@@ -9,7 +9,7 @@ import socket
 import time
 from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import Any, Concatenate, ParamSpec
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 
@@ -31,6 +31,8 @@ from embert.server.ipc.channel import (
 from embert.server.ipc.control import EngineState, ModelInfo, ModelState, StartModel
 from embert.server.ipc.shared_counters import SharedCounters
 
+FoundT = TypeVar("FoundT")
+
 INFO = ModelInfo("test", "cpu", "a test", "float32", "", 1024, 2, 2, 0.0, 0.1, 0.3)
 READY = ModelState("ready", "", INFO)
 LOADING, FAILED = ModelState("loading", "weights"), ModelState("failed", "out of memory")
@@ -44,6 +46,7 @@ class FakeEngine:
         self.endpoint = f"{folder}/{name}"
         self.channel: Channel | None = None
         self._requests: list[EncodeRequest] = []
+        self._cancelled: list[int] = []
         self.listen()
 
     def listen(self) -> None:
@@ -72,15 +75,22 @@ class FakeEngine:
     async def request(self) -> EncodeRequest:
         if self.channel is None:
             await self.accept()
-        assert self.channel is not None
-        channel = self.channel
+        return await self._next(self._requests)
 
+    async def cancelled(self) -> int:
+        """Id of the next request that is cancelled."""
+        return await self._next(self._cancelled)
+
+    async def _next(self, found: list[FoundT]) -> FoundT:
         def received() -> bool:
-            self._requests += [each for message in channel.receive() for each in decode_submit(message).requests]
-            return bool(self._requests)
+            assert self.channel is not None
+            for submit in map(decode_submit, self.channel.receive()):
+                self._requests += submit.requests
+                self._cancelled += submit.cancelled
+            return bool(found)
 
         await until(received)
-        return self._requests.pop(0)
+        return found.pop(0)
 
     def send_rows(self, request: int, first: int, rows: list[list[float]]) -> None:
         vectors = np.array(rows, np.float32).tobytes()

@@ -24,6 +24,7 @@ from tests.server.engine_client.fake_engine import (
     Scene,
     ask,
     connected,
+    in_a_minute,
     one_text,
     scene,
     three_texts,
@@ -92,6 +93,23 @@ async def test_a_request_that_took_its_time_leaves_nothing_behind(stage: Scene) 
     finally:
         gc.set_debug(0)
         gc.garbage.clear()
+
+
+@scene
+async def test_a_client_that_leaves_cancels_its_request(stage: Scene) -> None:
+    router, engine = stage.ready()
+    left = asyncio.Event()
+
+    async def receive() -> dict[str, str]:
+        await left.wait()
+        return {"type": "http.disconnect"}
+
+    result = asyncio.ensure_future(router.encode(three_texts(), receive, in_a_minute()))
+    request = await engine.request()
+    left.set()
+    assert await engine.cancelled() == request.id
+    await until(result.cancelled)
+    assert router.pending == 0
 
 
 @scene
