@@ -208,7 +208,7 @@ def test_scores_are_those_of_the_vectors(
 ) -> None:
     """Alone or in a batch, with queries of up to four parts, and with texts that request vectors."""
     if gemm == "cublaslt":
-        with_cublaslt(folder, "cls").close()
+        with_cublaslt(folder, "cls", gemm=gemm, dtype=dtype).close()
     skipped = (1996, 1012)
     head = MultiVector(MULTI, skips_first=True, document=Role(skipped=skipped), mean_of_query=mean)
     model = engine.load_model(str(folder))
