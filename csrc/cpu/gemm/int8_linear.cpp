@@ -111,19 +111,19 @@ QuantizedRow quantize(const float* x, int columns, float* rotated, Input* intege
 }
 
 // As `multiply`, of integers. sums[row] start with `zeros`, less the row's excess.
-template <int kRows, int kVectors>
+template <int kRows>
 inline void multiply(const Input* a, std::ptrdiff_t a_stride, const QuantizedRow* a_rows, const Weight* b, int depth,
-                     const std::int32_t* zeros, Ints (&sums)[kRows][kVectors], std::ptrdiff_t ahead) {
-  for (int v = 0; v < kVectors; ++v) {
+                     const std::int32_t* zeros, Ints (&sums)[kRows][kTileVectors], std::ptrdiff_t ahead) {
+  for (int v = 0; v < kTileVectors; ++v) {
     const Ints first = load_ints(zeros + v * kLanes, kLanes);
     for (int row = 0; row < kRows; ++row) sums[row][v] = kShares ? first - a_rows[row].excess : first;
   }
   for (int k = 0; k < depth; k += kStep, b += kStep * kTileColumns) {
-    Ints b_values[kPairs][kVectors];
+    Ints b_values[kPairs][kTileVectors];
     for (int pair = 0; pair < kPairs; ++pair) {
       const Weight* const from = b + pair * kDepth * kTileColumns;
-      for (int v = 0; v < kVectors; ++v) b_values[pair][v] = load_integers(from + v * kLanes * kDepth);
-      prefetch<kVectors>(from + ahead);
+      for (int v = 0; v < kTileVectors; ++v) b_values[pair][v] = load_integers(from + v * kLanes * kDepth);
+      prefetch<kTileVectors>(from + ahead);
     }
     for (int row = 0; row < kRows; ++row) {
       Ints a_values[kPairs];
@@ -132,7 +132,7 @@ inline void multiply(const Input* a, std::ptrdiff_t a_stride, const QuantizedRow
         std::memcpy(&packed, a + row * a_stride + k + pair * kDepth, sizeof packed);
         a_values[pair] = packed + Ints{};
       }
-      for (int v = 0; v < kVectors; ++v) {
+      for (int v = 0; v < kTileVectors; ++v) {
         Ints first = a_values[0], second = b_values[0][v];
         if constexpr (kShares) {
           first = add_shorts(first, b_values[1][v]);
@@ -172,24 +172,24 @@ class Int8Linear final : public LinearLayer {
       const std::size_t offset = std::size_t(row) * in_;
       quantized[row] = quantize(x + offset, in_, scratch<float, Int8Linear>(in_), integers + offset);
     });
-    for_tiles<kInt8Rows>(rows, out_, in_, threads, [&](int column, int first, auto count, auto vectors) {
-      constexpr int kRows = count, kVectors = vectors;
-      const Weight* const weight = panels_.data() + panel_offset(column, in_) + column % kTileColumns * kDepth;
-      Ints sums[kRows][kVectors];
-      multiply<kRows, kVectors>(integers + std::size_t(first) * in_, in_, quantized + first, weight, in_,
-                                zeros_.data() + column, sums, elements_ahead<kVectors>(in_));
-      Floats values[kRows][kVectors];
+    for_tiles<kInt8Rows, 1>(rows, out_, in_, threads, [&](int column, int first, auto count, auto) {
+      constexpr int kRows = count;
+      const Weight* const weight = panels_.data() + panel_offset(column, in_);
+      const int width = std::min(kTileColumns, out_ - column);
+      Ints sums[kRows][kTileVectors];
+      multiply<kRows>(integers + std::size_t(first) * in_, in_, quantized + first, weight, in_, zeros_.data() + column,
+                      sums, std::ptrdiff_t{in_} * kTileColumns);
+      Floats values[kRows][kTileVectors];
       for (int row = 0; row < kRows; ++row) {
         const Floats scale = broadcast(quantized[first + row].scale);
-        for (int v = 0; v < kVectors; ++v) {
+        for (int v = 0; v < kTileVectors; ++v) {
           const int offset = column + v * kLanes;
           // As in quantization.products.product: each operation is rounded.
           values[row][v] =
               as_floats(sums[row][v]) * scale * load(scales_.data() + offset) + load(bias_.data() + offset);
         }
       }
-      store_epilogue(values, epilogue, y, std::ptrdiff_t(first) * out_ + column, out_,
-                     std::min(kVectors * kLanes, out_ - column));
+      store_epilogue(values, epilogue, y, std::ptrdiff_t(first) * out_ + column, out_, width);
     });
   }
 

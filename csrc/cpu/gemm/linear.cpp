@@ -24,12 +24,12 @@ class Linear final : public LinearLayer {
   }
 
   void operator()(const float* x, int rows, const Epilogue& epilogue, float* y, int threads) const override {
-    for_tiles(rows, out_, in_, threads, [&](int column, int first, auto count, auto vectors) {
+    for_tiles<kTileRows, kStrips>(rows, out_, in_, threads, [&](int column, int first, auto count, auto vectors) {
       constexpr int kRows = count, kVectors = vectors;
       const float* const weight = panels_.data() + panel_offset(column, in_) + column % kTileColumns;
       Floats sums[kRows][kVectors];
       multiply<kRows, kVectors>(x + std::ptrdiff_t(first) * in_, in_, weight, kTileColumns, in_, sums, kPartialDepth,
-                                elements_ahead<kVectors>(in_));
+                                floats_ahead<kVectors>(in_));
       for (int row = 0; row < kRows; ++row) {
         for (int v = 0; v < kVectors; ++v) sums[row][v] += load(bias_ + column + v * kLanes);
       }

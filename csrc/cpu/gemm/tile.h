@@ -125,24 +125,33 @@ inline std::size_t panel_offset(int column, int depth) {
   return std::size_t(column / kTileColumns) * depth * kTileColumns;
 }
 
-// How far ahead of its products a tile asks for weights, in elements: for those of the next panel, which its thread
-// multiplies next. A thread with strips has few of them: for those of 16 steps later.
+// Strips of a panel, for products of few rows in float32. Only with AVX-512 is a panel wide enough: a strip is two
+// cache lines wide there.
+constexpr int kStrips = kLanes >= 16 ? 2 : 1;
+constexpr double kStripUtilization = 0.8;  // of threads; panels are divided where it is less
+
+// Prefetch distance. A panel: to the next panel, which the same thread multiplies. A strip: 16 steps of the product,
+// because its thread has few strips.
 template <int kVectors>
-inline std::ptrdiff_t elements_ahead(int depth) {
+inline std::ptrdiff_t floats_ahead(int depth) {
   return std::ptrdiff_t{kVectors == kTileVectors ? depth : 16} * kTileColumns;
 }
 
-// How many blocks to divide rows into, of `min_blocks` to `max_blocks`: the number that leaves the fewest threads
-// without a task in the last wave, where each block is `tasks` tasks. Likewise strips of columns.
+// The share of threads that have a task, where `tasks` tasks are run in as few waves as possible.
+inline double utilization(int tasks, int threads) {
+  const int waves = (tasks + threads - 1) / threads;
+  return double(tasks) / (waves * threads);
+}
+
+// How many blocks to divide rows into, of `min_blocks` to `max_blocks`: the number with the best utilization, where
+// each block is `tasks` tasks.
 inline int balanced_blocks(int min_blocks, int max_blocks, int tasks, int threads) {
   int best = min_blocks;
   double best_utilization = 0;
   for (int blocks = min_blocks; blocks <= max_blocks && best_utilization < 0.97; ++blocks) {
-    const int count = blocks * tasks, waves = (count + threads - 1) / threads;
-    const double utilization = double(count) / (waves * threads);
-    if (utilization > best_utilization) {
+    if (utilization(blocks * tasks, threads) > best_utilization) {
       best = blocks;
-      best_utilization = utilization;
+      best_utilization = utilization(blocks * tasks, threads);
     }
   }
   return best;
@@ -151,33 +160,33 @@ inline int balanced_blocks(int min_blocks, int max_blocks, int tasks, int thread
 // Calls function(column, first row, rows, registers of columns) for each tile of a product with `out` columns and sums
 // of `depth` products; both counts are std::integral_constant. Adjacent tasks share a panel, and then a block: so do
 // those of a thread.
-template <int kRows = kTileRows, typename Function>
+template <int kRows, int kMaxStrips, typename Function>
 inline void for_tiles(int rows, int out, int depth, int threads, const Function& function) {
   constexpr int kMinRows = 2 * kRows;
-  constexpr int kStripVectors = std::min(kTileVectors, 2);
   const int panels = panels_of(out), min_blocks = (rows + kBlockRows - 1) / kBlockRows;
   const int max_blocks = std::max(min_blocks, std::min(4 * min_blocks, rows / kMinRows));
   const bool few = threads > 1 && min_blocks * panels < kFewTasks * threads;
   const int max_parts = few ? std::min((depth + kTaskDepth - 1) / kTaskDepth, kMaxParts) : 1;
   const int blocks = balanced_blocks(min_blocks, max_blocks, panels * max_parts, threads);
   const int parts = std::clamp(rows / (blocks * kMinRows), 1, max_parts);
-  // Few rows are not divided, so their panels are, where that occupies more threads.
-  const int tasks = blocks * panels * parts, most_strips = few ? kTileVectors / kStripVectors : 1;
-  const int strips = balanced_blocks(1, most_strips, tasks, threads);
+  const int tasks = blocks * panels * parts;
+  const double busy = utilization(tasks, threads);
+  const bool striped = few && busy < kStripUtilization && utilization(kMaxStrips * tasks, threads) > busy;
+  const int strips = striped ? kMaxStrips : 1;
   ThreadPool::shared().run(threads, tasks * strips, [&](int task) {
     const int strip = task % strips, part = task / strips % parts, panel = task / strips / parts % panels;
     const TileRows block = tile_rows(rows, blocks, task / strips / parts / panels);
     const TileRows own = tile_rows(block.count, parts, part);
-    const int column = panel * kTileColumns + strip * kStripVectors * kLanes;
+    const int column = panel * kTileColumns + strip * (kTileColumns / kMaxStrips);
     const int tiles = (own.count + kRows - 1) / kRows;
     for (int tile = 0; tile < tiles; ++tile) {
       const TileRows range = tile_rows(own.count, tiles, tile);
       const int first = block.first + own.first + range.first;
       with_constant<kRows>(range.count, [&](auto count) {
-        if (strips == 1) {
+        if (kMaxStrips == 1 || strips == 1) {
           function(column, first, count, std::integral_constant<int, kTileVectors>());
         } else {
-          function(column, first, count, std::integral_constant<int, kStripVectors>());
+          function(column, first, count, std::integral_constant<int, kTileVectors / kMaxStrips>());
         }
       });
     }
