@@ -20,14 +20,14 @@ class Pairs:
     def __init__(self, backend: Backend, model: Model) -> None:
         decider = model.heads.decider
         self._form: SpecialTokenPairs | ChatTemplatePairs | MarkerPairs
-        self._known: SpecialTokenPairs | None = None  # the form, where words make pairs without the tokenizer
+        self._cached_form: SpecialTokenPairs | None = None  # set if the ids of cached words make its pairs
         if model.pair_text is not None:
             self._form = ChatTemplatePairs(backend, model.pair_text, model.max_input_length)
         elif isinstance(decider, MarkerDecider):
             self._form = MarkerPairs(backend, decider)
         else:
             self._form = special = SpecialTokenPairs(backend, model)
-            self._known = special if decider is None else None
+            self._cached_form = special if decider is None else None
 
     def encode_chunks(
         self, firsts: Sequence[str], seconds: Sequence[str], options: TokenizeOptions, chunking: Chunking
@@ -38,6 +38,6 @@ class Pairs:
         self, firsts: Sequence[str], seconds: Sequence[str], options: TokenizeOptions, chunking: Chunking
     ) -> Encoded | None:
         """The pairs, if the ids of each word are known. Otherwise None."""
-        if self._known is None:
+        if self._cached_form is None:
             return None
-        return self._known.encode_known(PairRequest(firsts, seconds, options, chunking))
+        return self._cached_form.encode_known(PairRequest(firsts, seconds, options, chunking))

@@ -1,4 +1,4 @@
-"""Pairs as texts of a chat template, whose end stays where a pair is cut: those of decoders."""
+"""Pairs in a chat template, for decoders. A pair that is cut keeps the template's end."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class ChatTemplatePairs:
         self._end: bytes | None = None  # of the template, read when first needed
 
     def encode_chunks(self, request: PairRequest) -> Chunks[Encoded]:
-        """Encode pairs as sentence-transformers does: a text is cut as a whole, and then ends as the template does."""
+        """Encode pairs as sentence-transformers does: a text is cut as a whole, then its end becomes the template's."""
         firsts, seconds, options, chunking = request.firsts, request.seconds, request.options, request.chunking
         cuts = self._backend.cuts(options)
         if cuts:

@@ -1,4 +1,4 @@
-"""Pairs that are to be encoded: a request's texts and options, and what the three forms of pairs check alike."""
+"""A request for pairs, and the checks that all three forms share."""
 
 from __future__ import annotations
 
