@@ -6,7 +6,6 @@ HuggingFace's `longest_first` says how many tokens of each text stay.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -16,7 +15,7 @@ import numpy.typing as npt
 from embert.engine.errors import BrokenModel, InputError
 from embert.engine.model import Model
 from embert.engine.tokenization.backend import ID_BYTES, Backend, PairTemplate
-from embert.engine.tokenization.encoded import Chunking, Chunks, Encoded, TokenizeOptions, finish, groups, too_long
+from embert.engine.tokenization.encoded import Chunks, Encoded, TokenizeOptions, finish, groups, too_long
 from embert.engine.tokenization.pairs.request import PairRequest, check_tokens, cut
 
 CHUNK_TOKENS = 131_072  # of pairs that are laid end to end in one chunk
@@ -25,6 +24,7 @@ CHUNK_TOKENS = 131_072  # of pairs that are laid end to end in one chunk
 COMPARED_TOKENS = 65_536
 
 Counts = npt.NDArray[np.int64]  # tokens of each text
+Refuse = Callable[[int, int], InputError]  # from a text's index and its number of tokens
 
 
 class SpecialTokenPairs:
@@ -58,14 +58,25 @@ class SpecialTokenPairs:
             return too_long(index, known, self._limit, params[1], "more than ", "pair")
 
         def read_firsts(texts: Sequence[str], capacity: int) -> Chunks[list[bytes]]:
-            return read_texts(texts, options, chunking, capacity=capacity, param=params[0], refuse=too_long_first)
+            return read_texts(texts, capacity, params[0], too_long_first)
 
         def read_seconds(texts: Sequence[str], capacity: int) -> Chunks[list[bytes]]:
-            return read_texts(texts, options, chunking, capacity=capacity, param=params[1], refuse=too_long_second)
+            return read_texts(texts, capacity, params[1], too_long_second)
 
-        read_texts: Callable[..., Chunks[list[bytes]]] = backend.read
-        if options.only_first:
-            read_texts = functools.partial(_read_distinct, backend)
+        def read_texts(texts: Sequence[str], capacity: int, param: str, refuse: Refuse) -> Chunks[list[bytes]]:
+            once = options.only_first  # each of several texts comes with every hypothesis
+            distinct = [*dict.fromkeys(texts)] if once else texts
+
+            def refuse_text(index: int, tokens: int) -> InputError:
+                return refuse(texts.index(distinct[index]) if once else index, tokens)
+
+            bodies = yield from backend.read(
+                distinct, options, chunking, capacity=capacity, param=param, refuse=refuse_text
+            )
+            if not once:
+                return bodies
+            by_text = dict(zip(distinct, bodies, strict=True))
+            return [by_text[text] for text in texts]
 
         first = yield from read_firsts(firsts, capacities.first)
         lengths = [len(body) // ID_BYTES for body in first]
@@ -193,30 +204,6 @@ class SpecialTokenPairs:
                 subject=f"text {index}",
             )
         return np.minimum(first, left)
-
-
-def _read_distinct(
-    backend: Backend,
-    texts: Sequence[str],
-    options: TokenizeOptions,
-    chunking: Chunking,
-    *,
-    capacity: int,
-    param: str,
-    refuse: Callable[[int, int], InputError],
-) -> Chunks[list[bytes]]:
-    """Like `backend.read`, once for equal texts: each of several texts comes with every hypothesis."""
-    places: dict[str, int] = {}
-    for index, text in enumerate(texts):
-        places.setdefault(text, index)
-    indexes = [*places.values()]
-
-    def refuse_pair(index: int, tokens: int) -> InputError:
-        return refuse(indexes[index], tokens)
-
-    bodies = yield from backend.read([*places], options, chunking, capacity=capacity, param=param, refuse=refuse_pair)
-    by_text = dict(zip(places, bodies, strict=True))
-    return [by_text[text] for text in texts]
 
 
 def _token_types(model: Model) -> int:
