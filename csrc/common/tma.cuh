@@ -61,14 +61,22 @@ __device__ __forceinline__ void tma_store_wait_read() {
 __device__ __forceinline__ void fence_async_proxy() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
-// Stores a box that the lanes of a warp have written to shared memory.
-__device__ __forceinline__ void store_box(const CUtensorMap& map, uint32_t from, int column, int row, int lane) {
+// Stores boxes that the lanes of a warp have written to shared memory, `box_bytes` apart, after one fence: it waits
+// some 270 cycles for everything in flight. Box i goes to (column + i * column_step, row + i * row_step).
+template <int kBoxes>
+__device__ __forceinline__ void store_boxes(const CUtensorMap& map, uint32_t from, uint32_t box_bytes, int column,
+                                            int column_step, int row, int row_step, int lane) {
   fence_async_proxy();
   __syncwarp();
   if (lane == 0) {
-    tma_store(&map, from, column, row);
+#pragma unroll
+    for (int i = 0; i < kBoxes; ++i)
+      tma_store(&map, from + i * box_bytes, column + i * column_step, row + i * row_step);
     tma_store_commit();
   }
+}
+__device__ __forceinline__ void store_box(const CUtensorMap& map, uint32_t from, int column, int row, int lane) {
+  store_boxes<1>(map, from, 0, column, 0, row, 0, lane);
 }
 // Waits until at most kLeft of the warp's stores have yet to read their boxes.
 template <int kLeft>

@@ -138,15 +138,7 @@ class BlockEpilogue : public DequantEpilogue<kActivation, kPingPong> {
         stmatrix_x4(staging_ + half * kBoxBytes + swizzle_128b(lane_ % 16, 2 * i + lane_ / 16), four);
       }
     }
-    // One fence for both: it waits some 270 cycles for everything in flight.
-    fence_async_proxy();
-    __syncwarp();
-    if (lane_ == 0) {
-#pragma unroll
-      for (int half = 0; half < kHalves; ++half)
-        tma_store(&this->y_map_, staging_ + half * kBoxBytes, column_, row_ + half * 64);
-      tma_store_commit();
-    }
+    store_boxes<kHalves>(this->y_map_, staging_, kBoxBytes, column_, 0, row_, 64, lane_);
   }
 
  private:

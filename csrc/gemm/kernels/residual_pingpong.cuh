@@ -128,14 +128,8 @@ class ResidualEpilogue {
         }
         stmatrix_x4(place, packed);
       }
-      fence_async_proxy();
-      __syncwarp();
-      if (lane_ == 0) {
-#pragma unroll
-        for (int box = 2 * part; box < 2 * part + 2; ++box)
-          tma_store(&y_map_, staging_ + box * kBoxBytes + warp_ * Shape::kWarpBoxBytes, column_ + box * 64, row_);
-        tma_store_commit();
-      }
+      store_boxes<2>(y_map_, staging_ + 2 * part * kBoxBytes + warp_ * Shape::kWarpBoxBytes, kBoxBytes,
+                     column_ + part * 128, 64, row_, 0, lane_);
       store_row_stats<kStatColumns>(args_, sums, args_.m, first_row, column_ + part * kStatColumns, lane_);
     }
   }
