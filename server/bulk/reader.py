@@ -26,7 +26,7 @@ import numpy as np
 import numpy.typing as npt
 import orjson
 
-from embert.server.bulk.job import MAX_ROW_BYTES, BulkError, InputFormat, Job, RowRange, require_pyarrow
+from embert.server.bulk.job import MAX_ROW_BYTES, BulkError, Chunk, InputFormat, Job, RowRange, require_pyarrow
 
 STANDARD_INPUT = "-"
 
@@ -126,15 +126,6 @@ def _open_bytes(file: str) -> BinaryIO:
             pass
         return cast("BinaryIO", io.BufferedReader(pyarrow.CompressedInputStream(pyarrow.OSFile(file), "zstd")))
     return Path(file).open("rb")
-
-
-class Chunk(NamedTuple):
-    """Rows of the input, not parsed yet: lines, each with its newline, or an Arrow stream."""
-
-    payload: bytes | memoryview
-    rows: int
-    ranges: tuple[RowRange, ...]
-    digest: str  # SHA-256 of all rows so far
 
 
 class _Piece(NamedTuple):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 
@@ -32,7 +32,7 @@ class TokenizationStage:
         self._parsed: dict[int, ParsedRows] = {}  # by the number of the block
 
     def tokenize(self, block: Block, parsed: ParsedRows | None = None) -> None:
-        """Put the block's token ids into its buffer. Sets `block.error` for an invalid row.
+        """Put the block's token ids into its buffer. Marks an invalid row in the block.
 
         ids      int32 [T], of all texts end to end
         lengths  int32 [B]
@@ -46,9 +46,9 @@ class TokenizationStage:
             encoded = self._encode(parsed.texts)
         if parsed.invalid:
             row, reason = next(iter(parsed.invalid.items()))
-            block.skipped, block.warning = len(parsed.invalid), f"{block.location(row)} {reason}"
-            if not self._job.skip_invalid_rows:
-                block.error = block.warning
+            block.skipped, block.bad_row, block.reason = len(parsed.invalid), row, f" {reason}"
+            block.failed = not self._job.skip_invalid_rows
+            if block.failed:
                 return
         if not parsed.texts:
             return
@@ -62,12 +62,11 @@ class TokenizationStage:
     def format(self, block: Block) -> None:
         """Put the bytes of the output into the buffer of a block that was tokenized here.
 
-        Sets `block.error` for a vector that is not finite, and for a value that the output cannot hold.
+        The block fails for a vector that is not finite, and for a value that the output cannot hold.
         """
         buffers, parsed = self._buffers, self._parsed.pop(block.number)
         if block.not_finite >= 0:
-            location = block.location(parsed.rows[block.not_finite])
-            block.error = f"{location}: the encoder returned a vector that is not finite"
+            block.fail(parsed.rows[block.not_finite], ": the encoder returned a vector that is not finite")
             return
         if self._job.output_format == "npy":
             block.arrays["output"] = block.arrays["values"]
@@ -82,7 +81,7 @@ class TokenizationStage:
         try:
             buffers.put(block, "output", self._layout.format(parsed, vectors))
         except ColumnError as error:
-            block.error = f"{block.location(error.row)}: {error}"
+            block.fail(error.row, f": {error}")
 
     def _encode(self, texts: list[str]) -> Encoded:
         job = self._job
@@ -109,23 +108,12 @@ class TokenizationStage:
 class EngineStage:
     """Encodes blocks."""
 
-    def __init__(
-        self,
-        job: Job,
-        model: Model,
-        encoder: Encoder,
-        buffers: SharedBuffers,
-        progress: Callable[[int], None] = lambda _: None,
-    ) -> None:
-        """`progress` is called after each batch, with the number of its texts.
-
-        Raises InputError for a task that the model does not have, and for too many dimensions.
-        """
+    def __init__(self, job: Job, model: Model, encoder: Encoder, buffers: SharedBuffers) -> None:
+        """Raises InputError for a task that the model does not have, and for too many dimensions."""
         require_task(model, job.task)
         self._job, self._model, self._encoder, self._buffers = job, model, encoder, buffers
         self._columns = output_width(model, job.dimensions)
         self._budget = batch_budget(model, encoder)
-        self._progress = progress
 
     def encode(self, blocks: Iterable[Block | None]) -> Iterator[Block]:
         """Yield blocks whose buffers have their vectors. None in place of a block: finish the blocks before it.
@@ -146,7 +134,6 @@ class EngineStage:
                 self._buffers.view(block, "values")[numbers] = rows.values[:, : self._columns]
             else:
                 parts.append((numbers, rows))
-            self._progress(len(numbers))
             if is_last:
                 if parts:
                     self._put(block, parts)
