@@ -73,7 +73,7 @@ def batches() -> list[PackedBatch]:
 
 
 def random_model(folder: Path, shape: str) -> Path:
-    """A folder with the shape and random weights in float32, LayerNorms that are no identities."""
+    """A folder with the shape and random weights in float32, LayerNorms that are not identities."""
     import safetensors.torch
     import transformers
 

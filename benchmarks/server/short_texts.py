@@ -48,7 +48,7 @@ class Load:
     texts: int = 1
     passages: bool = False
     model: str | None = None  # a name that is not served gets 404
-    beside: int = 0  # connections with requests of 32 passages at the same time
+    other_connections: int = 0  # with requests of 32 passages at the same time
 
 
 LOADS = (
@@ -56,7 +56,7 @@ LOADS = (
     Load("404", "the same for an unknown model: 404", 512, model="none"),
     Load("passage", "one passage", 512, passages=True),
     *(Load("passages", "32 passages", n, 32, passages=True) for n in (16, 32, 64, 128, 256, 512, 1024)),
-    Load("beside", "one text of 16 tokens next to 128 connections of 32 passages", 1, beside=128),
+    Load("mixed", "one text of 16 tokens next to 128 connections of 32 passages", 1, other_connections=128),
 )
 
 
@@ -120,10 +120,10 @@ class _Run:
     def row(self, server: RunningServer, load: Load) -> Round:
         """Measure one row; next to others, the figures of rates and CPU are those of both loads together."""
         plan = self._plan(server, load)
-        if not load.beside:
+        if not load.other_connections:
             return run_round(self._generator, server, plan)
         passages = self._requests(server, Load("", "", 1, 32, passages=True))
-        others = replace(plan, requests=passages, connections=load.beside)
+        others = replace(plan, requests=passages, connections=load.other_connections)
         with ThreadPoolExecutor(1) as pool:
             running = pool.submit(run_round, self._generator, server, others)
             short = run_round(self._single, server, plan)

@@ -39,7 +39,7 @@ template <typename T, int kDim>
 constexpr size_t shared_bytes() {
   constexpr size_t kRow = (kDim + 8) * sizeof(T);
   constexpr size_t kProducts = size_t(kAttentionRows) * kProductPitch * sizeof(float);
-  static_assert(kProducts >= kAttentionRows * kRow, "Q is no larger");
+  static_assert(kProducts >= kAttentionRows * kRow, "Q is not larger");
   return (4 * kKeys + 4 * kHalf) * kRow + kProducts;
 }
 

@@ -37,7 +37,7 @@ struct QuantizedBlocks {
 };
 
 // Columns of a block: of inner activations, and of attention's context for heads of this size. A rotation inside a
-// smaller head is too short: with heads of 32 all-MiniLM-L6-v2 keeps fewer nearest neighbors, and is no faster.
+// smaller head is too short: with heads of 32 all-MiniLM-L6-v2 keeps fewer nearest neighbors, and is not faster.
 constexpr int kInnerBlock = 128, kHeadBlock = 64;
 
 // True if rows with this number of columns can be quantized, with or without a LayerNorm before.

@@ -190,7 +190,7 @@ ADAPTER_CONFIG: Table = {
     "alora_invocation_tokens": refused("aLoRA: an adapter of some tokens", None),
     "layer_replication": refused("layers that are repeated", None),
     "trainable_token_indices": refused("separate rows of the word table", None),
-    "target_parameters": refused("parameters that are no module's", None, []),
+    "target_parameters": refused("parameters outside of modules", None, []),
     "arrow_config": refused("routing between adapters", None),
     "kasa_config": refused("KaSA, which changes the base's weights", None),
     "monteclora_config": refused("samples of weights", None),

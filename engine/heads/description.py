@@ -168,7 +168,7 @@ class MultiVector:
         return self.query if is_query else self.document
 
     def within(self, usual: int) -> MultiVector:
-        """The same, with a length of `usual` tokens where queries or documents have none of their own."""
+        """The same, with a length of `usual` tokens for queries or documents without one."""
         query, document = (
             dataclasses.replace(role, length=role.length or usual) for role in (self.query, self.document)
         )

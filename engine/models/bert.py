@@ -31,7 +31,7 @@ CLASSIFICATION = Classification(dense="bert.pooler.dense", out="classifier")
 
 
 def qkv_parts(name: str, letters: str = "qkv") -> dict[str, str]:
-    """Queries, keys and values in tensors of their own, by a `name` with {} for a letter."""
+    """Queries, keys and values in separate tensors, by a `name` with {} for a letter."""
     return {part: name.format(letter) for part, letter in zip(QKV, letters, strict=True)}
 
 

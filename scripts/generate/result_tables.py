@@ -272,7 +272,7 @@ def pairs(shape: str, *kinds: str) -> Iterator[tuple[Run, dict[str, Any], dict[s
             )
             seen.add(key)
             matches.append((run, old, new))
-    order = ("one", "404", "passage", "passages", "beside")
+    order = ("one", "404", "passage", "passages", "mixed")
 
     def place(pair: tuple[Run, dict[str, Any], dict[str, Any]]) -> tuple[int, int]:
         load = pair[1]["load"]
@@ -287,7 +287,7 @@ def short_texts_by_default() -> Iterator[tuple[str, ...]]:
     run = runs("short-texts-defaults", HOPPER)[0]
     for row in run.figures:
         load, median = row["load"], row["median"]
-        unit = "texts/s" if load["texts"] > 1 or load["beside"] else "requests/s"
+        unit = "texts/s" if load["texts"] > 1 or load["other_connections"] else "requests/s"
         yield (
             f"{SHAPES[row['shape']]}, {load['name']}",
             spaced(load["connections"]),
@@ -313,7 +313,8 @@ def short_texts() -> Iterator[tuple[str, ...]]:
                 figures = [median[unit.replace("/", "_per_")] for median in medians]
                 refused = [" §" if median["failed"] else "" for median in medians]
                 cells = [spaced(rate) + mark for rate, mark in zip(figures, refused, strict=True)]
-            connections = f"{load['connections']} + {load['beside']}" if load["beside"] else str(load["connections"])
+            others = load["other_connections"]
+            connections = f"{load['connections']} + {others}" if others else str(load["connections"])
             cpu = " → ".join(spaced(sum(median["cpu_us"].values())) for median in medians)
             ratio = f"{figures[1] / figures[0]:.2f}"
             yield f"{name}, {load['name']}, {unit}", connections, *cells, run.build, ratio, cpu

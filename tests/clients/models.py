@@ -69,7 +69,7 @@ def _colbert(folder: Path) -> Path:
 
 
 def _bge_m3(folder: Path) -> Path:
-    """A dense model, with two further heads in files of their own."""
+    """A dense model, with two further heads in separate files."""
     _build(folder, "Model")
     kinds = {"": "models.Transformer", "1_Pooling": "models.Pooling", "2_Normalize": "models.Normalize"}
     modules = [

@@ -60,7 +60,7 @@ def model_checkpoint(folder: Path, name: str, lengths: Sequence[int]) -> ModelCh
     Where there are adapters, texts have one each, or none.
     """
     random = np.random.default_rng(7)
-    texts = [random.integers(10, 60, length).astype(np.int32) for length in lengths]  # ids that are no padding
+    texts = [random.integers(10, 60, length).astype(np.int32) for length in lengths]  # none is padding
     if name == JINA_BERT:
         jina_bert = JinaBert(folder)
         byte_level(300).save(str(folder / "tokenizer.json"))

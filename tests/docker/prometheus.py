@@ -35,10 +35,10 @@ class Prometheus:
     client: httpx.Client
 
     def get(self, path: str, **parameters: str) -> Any:
-        """The `data` of an answer of its API. A query that it does not understand fails."""
-        answer = self.client.get(f"/api/v1/{path}", params=parameters).json()
-        assert answer["status"] == "success", (parameters, answer)
-        return answer["data"]
+        """Returns the `data` of a response of its API. Raises AssertionError for an invalid query."""
+        response = self.client.get(f"/api/v1/{path}", params=parameters).json()
+        assert response["status"] == "success", (parameters, response)
+        return response["data"]
 
     def values(self, query: str) -> list[float]:
         """Values of an instant query that are numbers."""

@@ -1,4 +1,4 @@
-"""compose.yaml beside what it starts: the image, the configuration files, the load test."""
+"""compose.yaml compared with what it starts: the image, the configuration files, the load test."""
 
 from __future__ import annotations
 

@@ -71,7 +71,7 @@ class Load(threading.Thread):
             ("/embed", {"inputs": [7] * 300}),  # is cut
             ("/embed", {"inputs": ["too many"] * 2049}),  # 413
             ("/embed", {"inputs": [101, FAIL, 102]}),  # 424
-            ("/embed", {"inputs": [[7] * 250] * 200}),  # 429 beside others
+            ("/embed", {"inputs": [[7] * 250] * 200}),  # 429 next to others
         ]
         with self._server.client(headers={"x-request-id": "load-1"}) as client:
             for priority in itertools.cycle(("interactive", "bulk")):
@@ -179,7 +179,7 @@ def test_every_query_finds_something(watched: Prometheus, name: str) -> None:
 
 
 def test_numbers_are_what_happened(watched: Prometheus) -> None:
-    """Not only something: the engine that was lost, the answers by status, the GPU's memory."""
+    """Not only something: the engine that was lost, the responses by status, the GPU's memory."""
     until(lambda: watched.values("sum(embert_engine_restarts_total)") == [1], what="the engine that was lost")
     for status in (200, 413, 424):
         assert until(lambda status=status: watched.values(f'embert_requests_total{{status="{status}"}} > 0'))  # type: ignore[misc]

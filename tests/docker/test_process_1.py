@@ -29,7 +29,7 @@ def in_namespace() -> list[str]:
 
 @contextmanager
 def process_1(in_namespace: list[str], log: Path, *arguments: str, **own: str) -> Iterator[subprocess.Popen[bytes]]:
-    """`embert serve` as process 1, with variables of its own. What is left of it at the end is killed."""
+    """`embert serve` as process 1, with further environment variables. Kills what is left of it at the end."""
     with (
         log.open("wb") as file,
         subprocess.Popen([*in_namespace, *COMMAND, *arguments], cwd=ROOT, env=environment(own), stderr=file) as process,
@@ -59,7 +59,7 @@ def asked(hub: socket.socket, process: subprocess.Popen[bytes], log: Path) -> so
 
 def test_it_can_be_stopped_while_a_model_is_fetched(in_namespace: list[str], tmp_path: Path) -> None:
     log = tmp_path / "log"
-    with socket.create_server(("127.0.0.1", 0)) as hub:  # which never answers
+    with socket.create_server(("127.0.0.1", 0)) as hub:  # which never responds
         hub.settimeout(1)
         own = {"HF_ENDPOINT": f"http://127.0.0.1:{hub.getsockname()[1]}", "HF_HOME": str(tmp_path)}
         direct = {"HF_HUB_OFFLINE": "0", "NO_PROXY": "*", "no_proxy": "*"}

@@ -47,7 +47,7 @@ def trained(tokenizer: Backend, special: list[str]) -> Backend:
     tokenizer.train([__file__], trainer)
     if byte_level:
         return tokenizer
-    described = json.loads(tokenizer.to_str())  # the bytes are no special tokens, only pieces
+    described = json.loads(tokenizer.to_str())  # the bytes are not special tokens
     described["added_tokens"] = [token for token in described["added_tokens"] if token["content"] in special]
     return Backend.from_str(json.dumps(described))
 

@@ -45,7 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 @contextlib.contextmanager
 def _server(options: argparse.Namespace) -> Iterator[Live | None]:
-    """One of our own, unless there is a url."""
+    """Starts a server, unless there is a url."""
     if options.url is not None:
         yield None
         return

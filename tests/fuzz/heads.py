@@ -10,7 +10,7 @@ INNER = b"GET /livez HTTP/1.1\r\nhost: x\r\nx-request-id: smuggled\r\n\r\n"
 
 @dataclass(slots=True)
 class Head:
-    """A request line and headers, not yet bytes. Lines without an end of their own get CRLF."""
+    """A request line and headers, not yet bytes. Lines without an end get CRLF."""
 
     method: bytes
     target: bytes

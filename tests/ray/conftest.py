@@ -1,4 +1,4 @@
-"""A cluster of several nodes on this machine, each a raylet with workers of its own, without internet and dashboard."""
+"""A cluster of several nodes on this machine, each a raylet with its workers, without internet and dashboard."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ BUSY_S = 240  # what Ray waits for at most where it would give up on a busy mach
 os.environ |= {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_AUTH_MODE": "disabled",  # else a token is written into the home folder
-    "RAY_worker_niceness": "0",  # of 15: beside other work they would hardly get a core
+    "RAY_worker_niceness": "0",  # of 15: next to other work they would hardly get a core
     "RAY_enable_metrics_collection": "0",
     "RAY_prestart_worker_first_driver": "0",
     "RAY_DATA_DISABLE_PROGRESS_BARS": "1",
     "RAY_DATA_PARQUET_FOOTER_NUM_ACTORS": "1",  # a process each, for two files
-    # A node that was killed refuses connections and is found dead after five periods; a busy one has time to answer.
+    # A node that was killed refuses connections and is found dead after five periods; a busy one has time to respond.
     "RAY_health_check_period_ms": "500",
     "RAY_health_check_timeout_ms": f"{BUSY_S * 1000}",
     "RAY_worker_register_timeout_seconds": f"{BUSY_S}",
@@ -92,7 +92,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
         import ray
         from ray.cluster_utils import Cluster
 
-        # With a folder of its own, a cluster does not make the one in which Ray notes the address of the last cluster.
+        # With another folder, a cluster does not make the one in which Ray notes the address of the last cluster.
         Path(tempfile.gettempdir(), "ray").mkdir(exist_ok=True)
         short = tempfile.mkdtemp(prefix="ray-")  # paths of sockets have at most 107 bytes
         head = {

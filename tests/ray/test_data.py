@@ -41,7 +41,7 @@ def dataset(texts: int) -> Any:
 
 
 def embedded(texts: int, actors: int, **options: Any) -> Any:
-    """Texts with its vectors, by so many actors, each on a node of its own."""
+    """Texts with their vectors, by a number of actors, each on another node."""
     import ray.data
 
     from embert.ray import Embedder

@@ -1,4 +1,4 @@
-"""Ray Serve: the routes, answers and errors of `embert serve`, and what happens where replicas end or are too few."""
+"""Ray Serve: the routes, responses and errors of `embert serve`, and what happens where replicas end or are too few."""
 
 from __future__ import annotations
 
@@ -32,14 +32,13 @@ pytestmark = [
 ]
 
 FREQUENT_CHECKS = {"health_check_period_s": 0.5, "graceful_shutdown_wait_loop_s": 0.1}
-# Of one answer, not of its content: when it was given, to whom, how long it took.
 ORIGIN = "https://example.org"
-VARYING = {"date", "server", "x-request-id", "server-timing", "connection"}
+VARYING = {"date", "server", "x-request-id", "server-timing", "connection"}  # header fields of a single response
 
 
 @pytest.fixture(scope="module")
 def url(cluster: LocalCluster) -> Iterator[str]:
-    """Where Ray Serve listens."""
+    """URL of Ray Serve's proxy."""
     from ray import serve
 
     port = free_port()
@@ -82,7 +81,7 @@ def client(url: str) -> httpx.Client:
 
 
 def servers(application: str) -> list[psutil.Process]:
-    """The servers beside an application's replicas, each the child of one."""
+    """The servers next to an application's replicas, each the child of one."""
     found = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
@@ -147,9 +146,9 @@ def test_an_answer_is_the_servers(pair: str, alone: Live, request_: tuple[str, s
     assert len(ours.headers.get_list("date")) == 1
 
 
-def shown(path: str, answer: httpx.Response) -> dict[str, str]:
+def shown(path: str, response: httpx.Response) -> dict[str, str]:
     """Headers that do not vary; sizes and milliseconds by name only."""
-    headers = {key: value for key, value in answer.headers.items() if key not in VARYING}
+    headers = {key: value for key, value in response.headers.items() if key not in VARYING}
     varies = "-time" in "".join(headers) or path in ("/health", "/info")
     return {
         key: "" if (key.startswith("x-") and key.endswith("-time")) or (key == "content-length" and varies) else value
@@ -157,10 +156,10 @@ def shown(path: str, answer: httpx.Response) -> dict[str, str]:
     }
 
 
-def floats(answer: httpx.Response) -> Any:
-    if answer.headers["content-type"] == "application/octet-stream":
-        return np.frombuffer(answer.content, "<f4")
-    return [np.frombuffer(base64.b64decode(each["embedding"]), "<f4") for each in answer.json()["data"]]
+def floats(response: httpx.Response) -> Any:
+    if response.headers["content-type"] == "application/octet-stream":
+        return np.frombuffer(response.content, "<f4")
+    return [np.frombuffer(base64.b64decode(each["embedding"]), "<f4") for each in response.json()["data"]]
 
 
 # --- what ends ---
@@ -216,9 +215,9 @@ def test_a_server_is_killed_under_load(pair: str) -> None:
 def test_a_prefix_and_options(pair: str) -> None:
     with client(pair) as asking:
         assert asking.get("").status_code == 200
-        answer = asking.get("/info", headers={"origin": ORIGIN})
-        assert answer.json()["backend"] == "stand-in"
-        assert answer.headers["access-control-allow-origin"] == ORIGIN
+        response = asking.get("/info", headers={"origin": ORIGIN})
+        assert response.json()["backend"] == "stand-in"
+        assert response.headers["access-control-allow-origin"] == ORIGIN
         assert "'/v1/nope'" in asking.post("/v1/nope", json={}).json()["error"]["message"]
 
 
@@ -233,8 +232,8 @@ def test_the_page_serves(url: str, cluster: LocalCluster, tmp_path: Path) -> Non
     page.run("serve.run", tmp_path)
     try:
         with client(url) as asking:
-            answer = asking.post("/v1/embeddings", json={"input": "a text"})
-            assert len(answer.json()["data"][0]["embedding"]) == 384
+            response = asking.post("/v1/embeddings", json={"input": "a text"})
+            assert len(response.json()["data"][0]["embedding"]) == 384
             assert asking.get("/info").json()["device"] == "cpu"
         (server,) = servers("default")
         assert server.environ()["OMP_NUM_THREADS"] == "1", "num_cpus is the number of the CPU encoder's threads"

@@ -1,4 +1,4 @@
-"""The server beside a replica, started as a replica starts it. No cluster."""
+"""The server next to a replica, started as a replica starts it. No cluster."""
 
 from __future__ import annotations
 

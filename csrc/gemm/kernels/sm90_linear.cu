@@ -121,7 +121,7 @@ Status LinearSm90::run(const RowView& x, const RowView& residual, int rows, void
     return Status::refused("hopper gemm: a residual and an activation");
   if (has_residual && rope_.table != nullptr) return Status::refused("hopper gemm: RoPE columns and a residual");
   if (!has_residual && y_stats != nullptr) return Status::refused("hopper gemm: sums come with a residual only");
-  // A GEMM without any norm uses its rows unchanged, and without μ prescaled rows need no term of their own.
+  // A GEMM without any norm uses its rows unchanged, and without μ prescaled rows need no other term.
   const bool in_rows =
       weights_.prescaled_rows && (has_residual || (weights_.input_norm.gamma != nullptr && !weights_.rms));
   const Call call{x, residual, rows, y, y_stats, y_splits, stream};

@@ -44,7 +44,7 @@ class HeadParts(NamedTuple):
 
 
 class Operators(Protocol):
-    """Makes the operators of layers. Rows between them are arrays of its own, in its own dtype."""
+    """Makes the operators of layers. Rows between them are its own arrays, in its own dtype."""
 
     def enter(self, x: Floats) -> Any:
         """Rows in float32."""

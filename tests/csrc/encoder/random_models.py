@@ -27,7 +27,7 @@ Floats = npt.NDArray[Any]
 
 
 def random_bert(folder: Path, dtype: torch.dtype = torch.float32, /, **config: Any) -> Path:
-    """A model with random weights. Its LayerNorms are no identities."""
+    """A model with random weights. Its LayerNorms are not identities."""
     (folder / "tokenizer.json").write_text("{}")
     torch.manual_seed(0)
     model: torch.nn.Module = transformers.BertModel(transformers.BertConfig(**config), add_pooling_layer=False)

@@ -1,4 +1,4 @@
-"""GTE: both spellings of config.json and of tensor names, and the fixed NTK of its own code."""
+"""GTE: both spellings of config.json and of tensor names, and the fixed NTK of the older code."""
 
 from __future__ import annotations
 
