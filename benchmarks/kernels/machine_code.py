@@ -1,6 +1,6 @@
 """Compares the machine code of all kernels of two source trees: for changes of csrc that must not change any.
 
-    python -m tests.csrc.machine_code BEFORE AFTER [--architecture 90a] [--folder build/machine-code]
+    python -m benchmarks.kernels.machine_code BEFORE AFTER [--architecture 90a] [--folder build/machine-code]
 
 Compiles every .cu file of both trees as CMake does. Kernels are paired by their instructions and registers, so a
 renamed kernel is equal. What has no partner is printed: kernels of the same name, then kernels that only one tree has.
@@ -38,7 +38,7 @@ Kernel = tuple[str, Body]  # mangled name, without unnamed namespaces
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Compile, compare, print what differs; exit with 1 if anything does."""
-    parser = argparse.ArgumentParser(prog="tests.csrc.machine_code")
+    parser = argparse.ArgumentParser(prog="benchmarks.kernels.machine_code")
     parser.add_argument("before", type=Path)
     parser.add_argument("after", type=Path)
     parser.add_argument("--architecture", default="90a")
