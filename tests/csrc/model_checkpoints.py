@@ -16,13 +16,14 @@ import torch
 from embert import engine
 from embert.engine.batch import PackedBatch
 from embert.engine.model import Model
+from tests.csrc.reference import row_errors
 from tests.engine.models.test_nomic_bert import EXPERTS, Older
 from tests.oracles.exact import hidden_states
 from tests.oracles.jina_bert_v2 import JinaBert
 from tests.oracles.jina_v3 import flash, peft
 from tests.oracles.model_cases import MODEL_CASES, build, byte_level
 
-__all__ = ["CHECKPOINTS", "ModelCheckpoint", "check_rounding", "errors", "model_checkpoint"]
+__all__ = ["CHECKPOINTS", "ModelCheckpoint", "check_rounding", "model_checkpoint"]
 
 Doubles = npt.NDArray[np.float64]
 
@@ -89,12 +90,6 @@ def model_checkpoint(folder: Path, name: str, lengths: Sequence[int]) -> ModelCh
     return ModelCheckpoint(model, batch, states)
 
 
-def errors(got: npt.NDArray[np.floating], wanted: Doubles) -> Doubles:
-    """Error of each row, relative to the length of the expected one; infinite where something is not finite."""
-    found: Doubles = np.linalg.norm(got - wanted, axis=1) / np.linalg.norm(wanted, axis=1)
-    return np.nan_to_num(found, nan=np.inf)
-
-
 def check_rounding(
     got: npt.NDArray[np.floating], of: ModelCheckpoint, dtype: torch.dtype = torch.float16, *, folded: bool = True
 ) -> None:
@@ -108,7 +103,7 @@ def check_rounding(
     config = of.model.config
     as_there = not folded or config.shared_layers or config.pre_norm
     exact = of.pooled(torch.float64)
-    ours, theirs = errors(got, exact), errors(of.pooled(dtype), exact)
+    ours, theirs = row_errors(got, exact), row_errors(of.pooled(dtype), exact)
     means = (np.median(ours), np.median(theirs)) if config.experts is not None else (_mean(ours), _mean(theirs))
     print(f"mean square {means[0]:.2e}, theirs {means[1]:.2e}; worst {ours.max():.2e}, theirs {theirs.max():.2e}")
     assert means[0] <= (1.25 if as_there else 1) * means[1]

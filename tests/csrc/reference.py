@@ -42,6 +42,12 @@ def error(got: npt.NDArray[Any], wanted: Doubles) -> float:
     return float(np.linalg.norm(exact(got) - wanted)) / max(float(np.linalg.norm(wanted)), 1e-30)
 
 
+def row_errors(got: npt.NDArray[np.floating], wanted: npt.NDArray[np.floating]) -> Doubles:
+    """Error of each row, relative to the length of the expected one. Infinite if a value is not finite."""
+    found: Doubles = np.linalg.norm(got - wanted, axis=1) / np.linalg.norm(wanted, axis=1)
+    return np.nan_to_num(found, nan=np.inf)
+
+
 def rounding(wanted: Doubles, dtype: int) -> float:
     """The error that one rounding of the exact result costs."""
     return error(stored(wanted, dtype), wanted)

@@ -32,7 +32,7 @@ from embert.engine.weights.checkpoint import Checkpoint
 from tests.csrc import int8
 from tests.csrc.encoder.random_models import random_bert
 from tests.csrc.host_program import HOST_SIDE, build
-from tests.csrc.reference import BFLOAT16, FLOAT16, FLOAT32
+from tests.csrc.reference import BFLOAT16, FLOAT16, FLOAT32, row_errors
 from tests.engine.test_decisions import laya
 from tests.oracles.described import ARCHITECTURES, described
 
@@ -134,18 +134,13 @@ def drawn(model: Model, lengths_of_texts: Sequence[int] = LENGTHS) -> PackedBatc
     return PackedBatch(ids, cumulative(lengths), normalize=np.zeros(len(lengths), np.bool_))
 
 
-def relative_errors(got: Floats, of: Floats) -> Floats:
-    errors: Floats = np.linalg.norm(got - of, axis=1) / np.linalg.norm(of, axis=1)
-    return errors
-
-
 def compare(program: Path, model: Model, gemm: str, dtype: int, batch: PackedBatch | None = None) -> None:
     most = MAX_TOKENS if batch is None else batch.tokens
     batch = batch or drawn(model)
     cpu = TorchEncoder(model, dtype="float32", max_batch_tokens=1 << 12)
     wanted = cpu.encode(batch, Task.TOKENS), cpu.encode(batch)
     for got, of in zip(computed(program, model, gemm, dtype, batch, most=most), wanted, strict=True):
-        assert relative_errors(got, of).max() <= ALLOWED[dtype]
+        assert row_errors(got, of).max() <= ALLOWED[dtype]
 
 
 @pytest.mark.parametrize(
@@ -208,7 +203,7 @@ def test_tokens_that_are_not_attended_to(
     rows = outputs(program, model, gemm, dtype, batch, most=batch.tokens, attended=attended.tolist())
     monkeypatch.setattr("embert.engine.encoders.cpu.encoder.attended_tokens", lambda *_: attended)
     wanted = TorchEncoder(model, dtype="float32", max_batch_tokens=1 << 12).encode(batch, Task.TOKENS)
-    assert relative_errors(rows[: wanted.size].reshape(wanted.shape), wanted).max() <= ALLOWED[dtype]
+    assert row_errors(rows[: wanted.size].reshape(wanted.shape), wanted).max() <= ALLOWED[dtype]
 
 
 @pytest.mark.parametrize(("gemm", "dtype"), [(PORTABLE, FLOAT32), (PORTABLE, FLOAT16), (HOPPER, FLOAT16)])
@@ -263,10 +258,10 @@ def test_forwards_in_8_bits_are_numpys(program: Path, tmp_path: Path, pooling: s
         int8.hidden_state(batch.ids[begin:end], model.config, checkpoint)
         for begin, end in itertools.pairwise(batch.cu_seqlens)
     ]
-    errors = relative_errors(rows, np.concatenate(wanted))
+    errors = row_errors(rows, np.concatenate(wanted))
     assert errors.max() <= ALLOWED[FLOAT16]
     # One step of 8 bits more or less moves what comes after it, so bits are not equal; it is nearer all the same.
-    unrounded = relative_errors(rows, TorchEncoder(model, max_batch_tokens=1 << 12).encode(batch, Task.TOKENS))
+    unrounded = row_errors(rows, TorchEncoder(model, max_batch_tokens=1 << 12).encode(batch, Task.TOKENS))
     print(np.median(errors), np.median(unrounded))
     assert np.median(errors) <= 0.85 * np.median(unrounded)
     for text, vector in zip(wanted, pooled, strict=True):

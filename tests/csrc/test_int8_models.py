@@ -16,7 +16,6 @@ from tests.csrc import int8
 from tests.csrc.encoder.random_models import (
     LARGE,
     NARROW,
-    cosines,
     make_encoder,
     packed,
     part,
@@ -24,6 +23,7 @@ from tests.csrc.encoder.random_models import (
     relative_error,
 )
 from tests.oracles import model_cases
+from tests.oracles.exact import cosines
 
 pytestmark = pytest.mark.gpu
 

@@ -15,8 +15,8 @@ import pytest
 import torch
 
 from embert.engine.encoders.cuda.adapters import parts_of
-from tests.csrc.model_checkpoints import CHECKPOINTS, ModelCheckpoint, check_rounding, errors, model_checkpoint
-from tests.csrc.reference import FLOAT16, FLOAT32
+from tests.csrc.model_checkpoints import CHECKPOINTS, ModelCheckpoint, check_rounding, model_checkpoint
+from tests.csrc.reference import FLOAT16, FLOAT32, row_errors
 from tests.csrc.test_computed_forwards import HOPPER, PORTABLE, computed, program
 
 __all__ = ["program"]  # a fixture
@@ -39,7 +39,7 @@ def vectors(program: Path, of: ModelCheckpoint, gemm: str, dtype: int) -> npt.ND
 def test_vectors_are_those_of_transformers_class(program: Path, tmp_path: Path, name: str) -> None:
     of = model_checkpoint(tmp_path, name, LENGTHS)
     if of.model.config.disentangled is None:
-        assert errors(vectors(program, of, PORTABLE, FLOAT32), of.pooled(torch.float64)).max() <= 1e-5
+        assert row_errors(vectors(program, of, PORTABLE, FLOAT32), of.pooled(torch.float64)).max() <= 1e-5
     else:  # runs in 16 bits only
         check_rounding(vectors(program, of, PORTABLE, FLOAT16), of, folded=False)
     check_rounding(vectors(program, of, HOPPER, FLOAT16), of)
@@ -50,7 +50,7 @@ def test_disentangled_attention_of_first_rows_only(program: Path, tmp_path: Path
     of = model_checkpoint(tmp_path, "deberta-v2", [65, 40, 33, 5])
     of = dataclasses.replace(of, model=dataclasses.replace(of.model, pooling="cls"))
     first = np.stack([rows[0] for rows in of.states(torch.float64)])
-    assert errors(vectors(program, of, HOPPER, FLOAT16), first).max() <= 5e-3
+    assert row_errors(vectors(program, of, HOPPER, FLOAT16), first).max() <= 5e-3
 
 
 def test_disentangled_attention_in_float32_is_refused(program: Path, tmp_path: Path) -> None:

@@ -27,7 +27,8 @@ from embert.engine.heads.description import MarkerDecider
 from embert.engine.model import Model
 from embert.engine.tasks import Task
 from tests.csrc.encoder.random_models import make_encoder
-from tests.csrc.model_checkpoints import CHECKPOINTS, ModelCheckpoint, check_rounding, errors, model_checkpoint
+from tests.csrc.model_checkpoints import CHECKPOINTS, ModelCheckpoint, check_rounding, model_checkpoint
+from tests.csrc.reference import row_errors
 from tests.engine.conftest import random_sequences
 from tests.engine.heads.classifiers import build_classifier, hugging_face_logits
 from tests.engine.test_decisions import QWEN_TEMPLATE, SETTINGS, Scorer, language_model, laya
@@ -79,7 +80,7 @@ def test_float32(of: ModelCheckpoint) -> None:
             made(of.model, dtype="float32", graphs=False)
         return
     encoder = made(of.model, dtype="float32", graphs=False)
-    assert errors(encoder.encode(of.batch), of.pooled(torch.float64)).max() <= 2e-5
+    assert row_errors(encoder.encode(of.batch), of.pooled(torch.float64)).max() <= 2e-5
     encoder.close()
 
 
@@ -93,7 +94,7 @@ def agrees(encoder: CudaEncoder, got: npt.NDArray[np.float32], other: npt.NDArra
     """The same bits, where they are promised."""
     if encoder.gemm == "hopper":
         return got.tobytes() == other.tobytes()
-    return bool(errors(got, other.astype(np.float64)).max() <= 1e-2)
+    return bool(row_errors(got, other.astype(np.float64)).max() <= 1e-2)
 
 
 def test_a_text_is_batch_invariant(of: ModelCheckpoint, encoder: CudaEncoder) -> None:

@@ -9,13 +9,15 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from embert.engine.batch import PackedBatch, cumulative, pack
+from embert.engine.batch import PackedBatch, pack
 from embert.engine.encoders.torch.encoder import TorchEncoder
 from embert.engine.errors import EncoderError
 from embert.engine.model import Model
 from embert.engine.models.encoder_config import Attention, Rotary
 from embert.engine.tasks import Task
 from tests.csrc.encoder.random_models import make_encoder
+from tests.csrc.reference import row_errors
+from tests.csrc.test_computed_forwards import drawn
 from tests.oracles.described import ARCHITECTURES, described
 
 pytestmark = pytest.mark.gpu
@@ -31,27 +33,15 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     return described(tmp_path_factory.mktemp("model"), request.param, max_positions=LONGEST)
 
 
-def random_batch(model: Model) -> PackedBatch:
-    lengths = np.array(LENGTHS, np.int32)
-    ids = np.random.default_rng(7).integers(0, model.config.vocab_size, lengths.sum()).astype(np.int32)
-    return PackedBatch(ids, cumulative(lengths), normalize=np.zeros(len(lengths), np.bool_))
-
-
 @pytest.fixture(scope="module")
 def batch(model: Model) -> PackedBatch:
-    return random_batch(model)
+    return drawn(model, LENGTHS)
 
 
 @pytest.fixture(scope="module")
 def wanted(model: Model, batch: PackedBatch) -> npt.NDArray[np.float32]:
     cpu = TorchEncoder(model, dtype="float32", max_batch_tokens=1 << 14)
     return cpu.encode(batch, Task.TOKENS)
-
-
-def worst(got: npt.NDArray[np.float32], wanted: npt.NDArray[np.float32]) -> float:
-    """The largest relative error of a row; infinite where something is not finite."""
-    errors = np.linalg.norm(got - wanted, axis=1) / np.linalg.norm(wanted, axis=1)
-    return float(np.nan_to_num(errors, nan=np.inf).max())
 
 
 @pytest.mark.parametrize(
@@ -66,7 +56,7 @@ def test_token_vectors_are_the_cpus(
 ) -> None:
     encoder = make_encoder(model, max_batch_tokens=4096, dtype=dtype, gemm=gemm, fold=fold)
     try:
-        assert worst(encoder.encode(batch, Task.TOKENS), wanted) <= ALLOWED[dtype]
+        assert row_errors(encoder.encode(batch, Task.TOKENS), wanted).max() <= ALLOWED[dtype]
     finally:
         encoder.close()
 
@@ -83,16 +73,16 @@ def test_shared_prefixes_change_no_bits(tmp_path: Path, columns: int, window: in
     encoder, random = make_encoder(model, max_batch_tokens=4096, dtype=dtype), np.random.default_rng(5)
     assert encoder.sharing.tasks == Task.EMBED
 
-    def drawn(tokens: int) -> npt.NDArray[np.int32]:
+    def random_ids(tokens: int) -> npt.NDArray[np.int32]:
         return random.integers(0, model.config.vocab_size, tokens).astype(np.int32)
 
-    texts, prefixes = [drawn(20), drawn(300)], [(0, 0), (0, 0)]
+    texts, prefixes = [random_ids(20), random_ids(300)], [(0, 0), (0, 0)]
     for tokens in (40, 800):
-        owner, head = len(texts), drawn(tokens)
-        texts.append(np.concatenate([head, drawn(5)]))
+        owner, head = len(texts), random_ids(tokens)
+        texts.append(np.concatenate([head, random_ids(5)]))
         prefixes.append((owner, 0))
         for shared, own in ((tokens, 40), (32, 7), (tokens - 8, 1), (40, 100)):
-            texts.append(np.concatenate([head[:shared], drawn(own)]))
+            texts.append(np.concatenate([head[:shared], random_ids(own)]))
             prefixes.append((owner, shared))
     for chosen in (range(2), range(2, 7), range(len(texts))):  # no prefixes; few rows; many
         batch = pack([texts[text] for text in chosen])
@@ -102,5 +92,7 @@ def test_shared_prefixes_change_no_bits(tmp_path: Path, columns: int, window: in
         assert together.tobytes() == apart.tobytes() == np.array(alone).tobytes()
     for wrong in ((0, 12), (0, 304), (2, 8), (1, 296)):
         with pytest.raises(EncoderError, match="sequence 1 cannot continue"):
-            encoder.submit(dataclasses.replace(pack([drawn(300), drawn(30)]), prefixes=np.array([(0, 0), wrong])))
+            encoder.submit(
+                dataclasses.replace(pack([random_ids(300), random_ids(30)]), prefixes=np.array([(0, 0), wrong]))
+            )
     encoder.close()

@@ -20,6 +20,7 @@ from embert.engine.errors import UnsupportedModel
 from embert.engine.heads.description import Heads, Layer, Norm, Splade
 from embert.engine.model import Model
 from embert.engine.tasks import Task
+from tests.csrc.encoder.random_models import as_dense, packed
 
 pytestmark = pytest.mark.gpu
 
@@ -59,30 +60,14 @@ def encoder(folder: Path) -> Iterator[CudaEncoder]:
     made.close()
 
 
-def packed(random: np.random.Generator, lengths: npt.NDArray[np.int64], tasks: Task | list[Task]) -> PackedBatch:
-    ids = random.integers(5, VOCABULARY, int(lengths.sum())).astype(np.int32)
-    cu_seqlens = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
-    wanted = tasks if isinstance(tasks, list) else [tasks] * len(lengths)
-    return PackedBatch(ids, cu_seqlens, tasks=np.array(wanted, np.uint8))
-
-
 def of(batch: PackedBatch, sequence: int, task: Task) -> PackedBatch:
-    ids = batch.ids[batch.cu_seqlens[sequence] : batch.cu_seqlens[sequence + 1]]
-    return PackedBatch(ids, np.array([0, len(ids)], np.int32), tasks=np.array([task], np.uint8))
+    return batch.taken(np.array([sequence])).wanting(task)
 
 
 def pairs(rows: TaskOutput, place: int) -> tuple[bytes, bytes]:
     one = rows.slice(place, place + 1)
     assert one.indices is not None
     return one.indices.tobytes(), one.values.tobytes()
-
-
-def dense(rows: TaskOutput) -> npt.NDArray[np.float64]:
-    """[sequences, vocabulary]"""
-    assert rows.indices is not None
-    out = np.zeros((rows.sequences, VOCABULARY))
-    out[np.repeat(np.arange(rows.sequences), rows.counts), rows.indices] = rows.values[:, 0]
-    return out
 
 
 def hugging_face(folder: Path, batch: PackedBatch, twice: bool) -> npt.NDArray[np.float64]:
@@ -109,7 +94,7 @@ def hugging_face(folder: Path, batch: PackedBatch, twice: bool) -> npt.NDArray[n
 def test_against_hugging_face(
     folder: Path, random: np.random.Generator, gemm: str, dtype: str, cosine: float, twice: bool
 ) -> None:
-    batch = packed(random, np.array([3, 16, 17, 40, 129, 512, 64]), Task.SPARSE)
+    batch = packed(random, np.array([3, 16, 17, 40, 129, 512, 64])).wanting(Task.SPARSE)
     try:
         made = CudaEncoder(splade(folder, dataclasses.replace(HEAD, twice=twice)), gemm=gemm, dtype=dtype)
     except UnsupportedModel as error:
@@ -118,7 +103,7 @@ def test_against_hugging_face(
     made.close()
     assert rows.indices is not None
     assert all((np.diff(part) > 0).all() for part in np.split(rows.indices, rows.offsets[1:-1]))
-    got, wanted = dense(rows), hugging_face(folder, batch, twice)
+    got, wanted = as_dense(rows), hugging_face(folder, batch, twice)
     norms = np.linalg.norm(got, axis=1) * np.linalg.norm(wanted, axis=1)
     assert ((got * wanted).sum(axis=1) / norms).min() >= cosine
     edge = {"float32": 1e-5, "float16": 1e-2, "bfloat16": 1e-1}[dtype]
@@ -129,7 +114,7 @@ def test_against_hugging_face(
 def test_pairs_are_batch_invariant(encoder: CudaEncoder, random: np.random.Generator) -> None:
     """Other texts and other tasks in the batch change no bits."""
     wanted = [Task.SPARSE, Task.SPARSE | Task.EMBED, Task.TOKENS, Task.EMBED, Task.SPARSE | Task.TOKENS] * 20
-    batch = packed(random, random.integers(1, 200, len(wanted)), wanted)
+    batch = packed(random, random.integers(1, 200, len(wanted)), tasks=np.array(wanted, np.uint8))
     outputs = encoder.wait(encoder.submit(batch))
     sparse = outputs[Task.SPARSE]
     for place, sequence in list(enumerate(batch.sequences_of(Task.SPARSE)))[::7]:
@@ -143,8 +128,8 @@ def test_pairs_are_batch_invariant(encoder: CudaEncoder, random: np.random.Gener
 
 def test_more_pairs_than_there_is_room_for(encoder: CudaEncoder, random: np.random.Generator) -> None:
     """Room is for 8 Mi pairs: the rest of the texts run again, while another batch is in flight."""
-    batch = packed(random, random.integers(4, 9, 600), Task.SPARSE)
-    other = packed(random, random.integers(1, 100, 30), Task.SPARSE)
+    batch = packed(random, random.integers(4, 9, 600)).wanting(Task.SPARSE)
+    other = packed(random, random.integers(1, 100, 30)).wanting(Task.SPARSE)
     first, second = encoder.submit(batch), encoder.submit(other)
     rows, others = encoder.wait(first)[Task.SPARSE], encoder.wait(second)[Task.SPARSE]
     assert len(rows.values) > 8 << 20

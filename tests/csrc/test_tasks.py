@@ -15,7 +15,7 @@ import torch
 import transformers
 
 from embert import engine
-from embert.engine.batch import PackedBatch, TaskOutput, cumulative
+from embert.engine.batch import PackedBatch, TaskOutput
 from embert.engine.encoders.cuda.encoder import CudaEncoder
 from embert.engine.heads.description import Classifier, Heads, Layer, MultiVector, Role, TokenWeights
 from embert.engine.heads.late_interaction import NO_VECTORS, Scoring
@@ -23,7 +23,7 @@ from embert.engine.heads.pooling import Dense
 from embert.engine.heads.token_rows import token_weight_rows
 from embert.engine.model import Model
 from embert.engine.tasks import Task
-from tests.csrc.encoder.random_models import agrees, packed, random_bert, relative_error, with_cublaslt
+from tests.csrc.encoder.random_models import agrees, as_dense, packed, random_bert, relative_error, with_cublaslt
 from tests.csrc.reference import LENGTHS
 from tests.oracles.model_cases import write_modules
 
@@ -71,9 +71,7 @@ def encoder(folder: Path) -> Iterator[CudaEncoder]:
 
 def part(batch: PackedBatch, rows: npt.NDArray[np.int64] | list[int], tasks: Any) -> PackedBatch:
     """Some sequences of a batch; `tasks`: of each, or of all."""
-    pieces = [batch.ids[batch.cu_seqlens[i] : batch.cu_seqlens[i + 1]] for i in rows]
-    lengths = np.array([len(piece) for piece in pieces], np.int32)
-    return PackedBatch(np.concatenate(pieces), cumulative(lengths), tasks=np.broadcast_to(np.uint8(tasks), len(rows)))
+    return dataclasses.replace(batch.taken(np.array(rows)), tasks=np.broadcast_to(np.uint8(tasks), len(rows)))
 
 
 def run(encoder: CudaEncoder, batch: PackedBatch) -> dict[Task, TaskOutput]:
@@ -166,13 +164,6 @@ def with_options(folder: Path, pooling: str, **options: Any) -> CudaEncoder:
     if options.get("gemm") == "cublaslt":
         with_cublaslt(folder, pooling, **options).close()
     return CudaEncoder(described(folder, pooling=pooling), max_batch_tokens=16384, **options)
-
-
-def as_dense(rows: TaskOutput) -> npt.NDArray[np.float32]:
-    assert rows.indices is not None
-    dense = np.zeros((rows.sequences, 30522), np.float32)
-    dense[np.repeat(np.arange(rows.sequences), rows.counts), rows.indices] = rows.values[:, 0]
-    return dense
 
 
 @pytest.mark.parametrize("pooling", ["cls", "mean", "last-token"])

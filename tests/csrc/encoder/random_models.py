@@ -14,7 +14,7 @@ import torch
 import transformers
 
 from embert import engine
-from embert.engine.batch import PackedBatch
+from embert.engine.batch import PackedBatch, TaskOutput, cumulative
 from embert.engine.encoders.cuda.encoder import CudaEncoder
 from embert.engine.errors import UnsupportedModel
 from embert.engine.model import Model
@@ -41,19 +41,6 @@ def random_bert(folder: Path, dtype: torch.dtype = torch.float32, /, **config: A
     return folder
 
 
-def random_mpnet(folder: Path, **config: Any) -> Path:
-    """The same of MPNet, whose relative positions count as much as in a trained model."""
-    (folder / "tokenizer.json").write_text("{}")
-    torch.manual_seed(0)
-    made = transformers.MPNetConfig(vocab_size=30527, max_position_embeddings=514, **config)
-    model: torch.nn.Module = transformers.MPNetModel(made, add_pooling_layer=False)
-    for name, parameter in model.named_parameters():
-        if "relative" in name:
-            parameter.data *= 100
-    model.to(torch.float16).save_pretrained(folder)  # type: ignore[operator]
-    return folder
-
-
 def make_encoder(model: Model, **options: Any) -> CudaEncoder:
     """An encoder on the GPU. Skips what this GPU or this build cannot run: int8, and cuBLASLt without its header."""
     try:
@@ -70,14 +57,12 @@ def with_cublaslt(folder: Path, pooling: str = "mean", **options: Any) -> CudaEn
 
 def packed(random: np.random.Generator, lengths: npt.NDArray[np.int64], **more: Any) -> PackedBatch:
     ids = random.integers(1000, 30000, int(lengths.sum())).astype(np.int32)
-    return PackedBatch(ids, np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32), **more)
+    return PackedBatch(ids, cumulative(lengths), **more)
 
 
 def part(batch: PackedBatch, rows: npt.NDArray[np.int64]) -> PackedBatch:
-    """Some sequences of a batch, in the order given, with their raw vectors asked for."""
-    pieces = [batch.ids[batch.cu_seqlens[i] : batch.cu_seqlens[i + 1]] for i in rows]
-    cu_seqlens = np.concatenate([[0], np.cumsum([len(p) for p in pieces])]).astype(np.int32)
-    return PackedBatch(np.concatenate(pieces), cu_seqlens, normalize=np.zeros(len(pieces), np.bool_))
+    """Some sequences of a batch, in the order given, with raw vectors requested."""
+    return dataclasses.replace(batch.taken(rows), normalize=np.zeros(len(rows), np.bool_))
 
 
 def agrees(encoder: CudaEncoder, got: Floats, single: Floats) -> bool:
@@ -120,5 +105,9 @@ def relative_error(got: Floats, wanted: Floats) -> float:
     return float(np.linalg.norm(got - wanted) / np.linalg.norm(wanted))
 
 
-def cosines(a: Floats, b: Floats) -> Floats:
-    return np.asarray((a * b).sum(1) / np.linalg.norm(a, axis=1) / np.linalg.norm(b, axis=1))
+def as_dense(rows: TaskOutput, columns: int = 30522) -> Floats:
+    """Sparse vectors with their zeros: [sequences, columns]."""
+    assert rows.indices is not None
+    dense = np.zeros((rows.sequences, columns))
+    dense[np.repeat(np.arange(rows.sequences), rows.counts), rows.indices] = rows.values[:, 0]
+    return dense

@@ -20,16 +20,15 @@ from tests.csrc.encoder.random_models import (
     MAX_TOKENS,
     NARROW,
     agrees,
-    cosines,
     hugging_face,
     in_parts,
     packed,
     part,
     random_bert,
-    random_mpnet,
     relative_error,
 )
 from tests.oracles import model_cases
+from tests.oracles.exact import cosines
 
 pytestmark = pytest.mark.gpu
 
@@ -48,11 +47,6 @@ def test_1000_sequences_against_hugging_face(
     assert float(np.median(cosine)) >= 0.99999
     assert cosine.min() >= 0.9999
     assert relative_error(got, wanted) <= 0.8 * relative_error(hugging_face(folder, batch, torch.float16), wanted)
-
-
-@pytest.fixture(scope="module")
-def mpnet(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return random_mpnet(tmp_path_factory.mktemp("mpnet"), num_hidden_layers=4)
 
 
 @pytest.mark.parametrize("case", ["roberta, padded with 5", "xlm-roberta", "mpnet"])

@@ -15,13 +15,13 @@ from embert import engine
 from embert.engine.encoders.cuda.encoder import CudaEncoder
 from tests.csrc.encoder.random_models import (
     MAX_TOKENS,
-    cosines,
     hugging_face,
     in_parts,
     packed,
     random_bert,
     relative_error,
 )
+from tests.oracles.exact import cosines
 
 pytestmark = pytest.mark.gpu
 
