@@ -205,9 +205,6 @@ ODD: dict[str, tuple[dict[str, Any], str | None]] = {
     "code of somebody's own under the name of jina's": (
         {"files": {"modules.json": [{"path": "", "type": "custom_st.Transformer"}]}}, "module custom_st.Transformer",
     ),
-    "another task's rows": (
-        {"files": {"sentence_bert_config.json": {"transformer_task": "fill-mask"}}}, "transformer_task 'fill-mask'",
-    ),
     "heads that are pruned": ({"edit": {"pruned_heads": {"0": [1]}}}, "pruned_heads"),
     "a mask of later tokens": ({"edit": {"is_causal": True}}, "is_causal True"),
     "a mask of later tokens in EuroBERT": (
@@ -215,9 +212,6 @@ ODD: dict[str, tuple[dict[str, Any], str | None]] = {
          "edit": {"is_causal": True}}, "is_causal True",
     ),
     "quantized weights": ({"edit": {"quantization_config": {"quant_method": "awq"}}}, "quantization_config"),
-    "heads of another size": (
-        {"prefix": "Gte", "edit": {"head_dim": 16}, "files": {"tokenizer_config.json": FAST}}, "head_dim 16",
-    ),
     "version 4's spelling of rotary positions": (
         {"prefix": "JinaEmbeddingsV3", "files": {"tokenizer_config.json": FAST}, "edit": {
             "rope_parameters": None, "rope_theta": 500.0, "rope_scaling": {"type": "linear", "factor": 3.0}}},
@@ -386,6 +380,6 @@ def test_head_that_is_not_served(tmp_path: Path, name: str, group: str) -> None:
         ("BertForMaskedLM", "splade"),
     ],
 )
-def test_head_that_is_served_is_no_warning(tmp_path: Path, name: str, pooling: str | None) -> None:
+def test_served_head_gives_no_warning(tmp_path: Path, name: str, pooling: str | None) -> None:
     notices = engine.load_model(str(written(tmp_path, name)), pooling=pooling).notices
     assert not any("nothing uses" in notice or "architectures" in notice for notice in notices)

@@ -151,7 +151,7 @@ def test_embeddings_are_those_of_sentence_transformers(tmp_path: Path, case: str
 
 
 @pytest.mark.parametrize("case", ["qwen3", "llama"])
-def test_a_reranker_takes_the_last_token_that_is_no_padding(tmp_path: Path, case: str) -> None:
+def test_a_reranker_takes_the_last_token_that_is_not_padding(tmp_path: Path, case: str) -> None:
     folder = build_classifier(tmp_path, case, labels=1, pad_token_id=7)
     sequences = [*random_sequences([1, 5, 30], 90), *(np.array(ids, np.int32) for ids in ([7], [7, 7], [8, 9, 7, 7]))]
     encoder = engine.load_encoder(engine.load_model(str(folder)), device="cpu")

@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from hypothesis.extra import numpy as arrays
 
 from embert import engine
 from embert.engine import encoders
@@ -23,7 +22,6 @@ from embert.engine.batch import PackedBatch, TaskOutput
 from embert.engine.encoders.base import Encoder
 from embert.engine.encoders.cpu import kernels
 from embert.engine.errors import EncoderError, InputError, UnsupportedModel
-from embert.engine.heads.embedding import EmbeddingHead
 from embert.engine.model import Model
 from embert.engine.tasks import Task
 from embert.engine.tokenization.encoded import TokenizeOptions
@@ -228,27 +226,6 @@ def test_no_texts(default_model: Model, tokenizer: engine.Tokenizer, float32_enc
     assert loaded.embed([]).shape == (0, 384)
     assert loaded.embed([], dimensions=5).shape == (0, 5)
     assert list(loaded.embed_iter([])) == []
-
-
-rows = st.integers(0, 6)
-
-
-@given(st.data())
-def test_heads(default_model: Model, data: st.DataObject) -> None:
-    n = data.draw(rows)
-    pooled = data.draw(arrays.arrays(np.float32, (n, 384), elements=st.floats(-100, 100, width=32)))
-    dimensions = data.draw(arrays.arrays(np.int32, n, elements=st.integers(0, 384)))
-    normalize = data.draw(arrays.arrays(np.bool_, n))
-    vectors = EmbeddingHead(default_model.folder, default_model.after_pooling)(pooled.copy(), dimensions, normalize)
-    assert np.isfinite(vectors).all()
-    for row, vector, kept, unit_length in zip(pooled, vectors, dimensions, normalize, strict=True):
-        kept = kept or 384
-        assert not vector[kept:].any()
-        norm = np.linalg.norm(row[:kept].astype(np.float64))
-        if unit_length and norm > 1e-6:
-            np.testing.assert_allclose(vector[:kept], row[:kept] / norm, atol=1e-5)
-        elif not unit_length:
-            np.testing.assert_array_equal(vector[:kept], row[:kept])
 
 
 @pytest.mark.cpu("kernels")

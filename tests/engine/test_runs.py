@@ -32,11 +32,6 @@ def test_no_thread_has_much_more_to_do(threads: int, shortest: int, count: int) 
     assert _end(lengths, threads) < 1 + 0.03 * threads
 
 
-@pytest.mark.parametrize(("shortest", "longest", "count"), [(8, 24, 31), (16, 256, 15), (3, 512, 100)])
-def test_two_threads_end_at_about_the_same_time(shortest: int, longest: int, count: int) -> None:
-    assert _end(np.random.default_rng(1).integers(shortest, longest + 1, count).tolist(), 2) < 1.01
-
-
 @pytest.mark.parametrize("count", [40, 200])
 def test_runs_are_about_as_long_as_they_may_be(count: int) -> None:
     lengths = np.random.default_rng(1).integers(8, 65, count)
@@ -56,9 +51,3 @@ def test_many_threads_share_kernels() -> None:
     lengths = np.full(160, 100, np.int64)
     assert assign_runs(lengths, 8, HIDDEN_SIZE, shares_kernels=True) is None
     assert assign_runs(lengths, 8, HIDDEN_SIZE, shares_kernels=False) is not None
-
-
-def test_unequal_sequences_are_divided_where_threads_cannot_share_kernels() -> None:
-    runs = assign_runs(np.array([500, 300]), 2, HIDDEN_SIZE, shares_kernels=False)
-    assert runs is not None
-    assert sorted(runs.tolist()) == [0, 1]

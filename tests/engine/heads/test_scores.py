@@ -9,19 +9,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import transformers
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 from safetensors.torch import load_file, save_file
-from tokenizers import processors
 
 from embert import engine
 from embert.engine.errors import EncoderError, InputError
 from embert.engine.heads.scores import LabelScore, Ranked, best_labels, ranked, scores
-from tests.engine.conftest import Floats, small_tokenizer
+from tests.engine.conftest import Floats
 from tests.engine.heads.classifiers import build_classifier, hugging_face_logits
-from tests.oracles.model_cases import byte_level
+from tests.oracles.pipelines import write
 from tests.oracles.sentences import cross_encoder
 
 finite = st.floats(width=32, allow_nan=False, allow_infinity=False)
@@ -140,7 +138,7 @@ def test_several_labels_have_no_score(classifier: engine.Engine) -> None:
             ask()
 
 
-def test_logits_that_are_not_finite_are_no_scores(tmp_path: Path) -> None:
+def test_logits_that_are_not_finite_are_refused(tmp_path: Path) -> None:
     path = build_classifier(tmp_path) / "model.safetensors"
     save_file({**load_file(path), "classifier.bias": torch.tensor([0.0, torch.nan, 0.0])}, path)
     with (
@@ -161,30 +159,17 @@ RANKED = [
 ]
 
 
-def saved(folder: Path, case: str, labels: int) -> tuple[Path, Any]:
+def saved(folder: Path, case: str) -> tuple[Path, Any]:
     """A folder that CrossEncoder has written, and the CrossEncoder."""
-    built = folder / "transformers"
-    build_classifier(built, case, labels=labels, vocab_size=400 if case != "bert" else 99)
-    backend = small_tokenizer(99)
-    if case != "bert":
-        backend = byte_level(400)
-        backend.post_processor = processors.RobertaProcessing(("</s>", 2), ("<s>", 0))
-    special = {
-        "bert": {"pad_token": "[PAD]", "unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]"},
-        "modernbert": {"pad_token": "<pad>", "unk_token": "<unk>", "cls_token": "<s>", "sep_token": "</s>"},
-        "roberta": {"pad_token": "<pad>", "unk_token": "<unk>", "cls_token": "<s>", "sep_token": "</s>"},
-    }[case]
-    names = ["input_ids", "attention_mask", *(["token_type_ids"] if case == "bert" else [])]
-    fast: Any = transformers.PreTrainedTokenizerFast
-    fast(tokenizer_object=backend, model_max_length=100, model_input_names=names, **special).save_pretrained(built)
-    oracle = cross_encoder(built)
+    tokenizer = "cased" if case == "bert" else "byte level"
+    oracle = cross_encoder(write(folder / "transformers", tokenizer, case, "ForSequenceClassification", ["relevance"]))
     oracle.save_pretrained(str(folder / "saved"))
     return folder / "saved", oracle
 
 
 @pytest.mark.parametrize("case", ["bert", "roberta", "modernbert"])
 def test_one_label(tmp_path: Path, case: str) -> None:
-    folder, theirs = saved(tmp_path, case, 1)
+    folder, theirs = saved(tmp_path, case)
     pairs = [(ASKED, text) for text in RANKED]
     expected = theirs.predict(pairs)
     logits = theirs.predict(pairs, activation_fn=torch.nn.Identity())
@@ -198,7 +183,7 @@ def test_one_label(tmp_path: Path, case: str) -> None:
 
 
 def test_activation_of_the_models_own_and_a_prompt(tmp_path: Path) -> None:
-    _, theirs = saved(tmp_path, "bert", 1)
+    _, theirs = saved(tmp_path, "bert")
     theirs.activation_fn = torch.nn.Identity()
     theirs.prompts, theirs.default_prompt_name = {"q": "find : "}, "q"
     theirs.save_pretrained(str(tmp_path / "again"))

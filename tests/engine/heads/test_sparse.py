@@ -7,16 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 import torch
 import transformers
-from hypothesis import given
-from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
 from embert import engine
-from embert.engine.batch import TaskOutput, cumulative
+from embert.engine.batch import TaskOutput
 from embert.engine.encoders.base import Encoder
 from embert.engine.errors import BrokenModel, UnsupportedModel
 from embert.engine.heads.token_rows import token_weight_rows
@@ -210,18 +207,6 @@ def test_heads_that_are_missing_or_of_another_shape(tmp_path: Path) -> None:
         engine.load_model(str(tmp_path), pooling="splade")
 
 
-def test_names_of_tensorflow(tmp_path: Path) -> None:
-    reference = MaskedLM(tmp_path, "bert", vocab_size=77, share=0.3)
-    path = tmp_path / "model.safetensors"
-    renamed = {
-        name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta"): tensor
-        for name, tensor in load_file(path).items()
-    }
-    save_file(renamed, path)
-    encoder = engine.load_encoder(engine.load_model(str(tmp_path), pooling="splade"), device="cpu")
-    same(dense(sparse(encoder, reference.sequences[:1]), 0, 77), reference.weights(reference.sequences[0]))
-
-
 def test_sentence_transformers(tmp_path: Path) -> None:
     library = pytest.importorskip("sentence_transformers", reason="sentence-transformers is not of every environment")
     MaskedLM(tmp_path, "bert", vocab_size=77, share=0.3)
@@ -237,37 +222,6 @@ def test_sentence_transformers(tmp_path: Path) -> None:
             whole = np.zeros(77, np.float32)
             whole[vector.indices] = vector.values
             same(whole, row)
-
-
-def by_hand(ids: npt.NDArray[np.int32], weights: Floats, special: set[int]) -> dict[int, float]:
-    """FlagEmbedding's rule: the largest weight of each id that is not special, where it is above 0."""
-    largest: dict[int, float] = {}
-    for token, weight in zip(ids.tolist(), weights.tolist(), strict=True):
-        if token not in special and weight > largest.get(token, 0):
-            largest[token] = weight
-    return dict(sorted(largest.items()))
-
-
-@given(
-    texts=st.lists(
-        st.lists(st.tuples(st.integers(0, 12), st.sampled_from([0.0, 0.5, 1.0, 2.5])), max_size=9), max_size=6
-    )
-)
-def test_weights_of_tokens(texts: list[list[tuple[int, float]]]) -> None:
-    ids = [np.array([token for token, _ in text], np.int32) for text in texts]
-    weights = [np.array([weight for _, weight in text], np.float32) for text in texts]
-    joined = np.concatenate([*ids, np.zeros(0, np.int32)])
-    values = np.concatenate([*weights, np.zeros(0, np.float32)])
-    offsets = cumulative(np.array([len(text) for text in texts], np.int32))
-    rows = token_weight_rows(joined, offsets, values, (0, 2, 9))
-    assert rows.sequences == len(texts)
-    assert rows.indices is not None
-    for number in range(len(texts)):
-        one = rows.slice(number, number + 1)
-        assert one.indices is not None
-        found = dict(zip(one.indices.tolist(), one.values[:, 0].tolist(), strict=True))
-        wanted = by_hand(ids[number], weights[number], {0, 2, 9})
-        assert list(found.items()) == list(wanted.items())
 
 
 def test_weight_that_is_not_a_number_is_seen() -> None:
