@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
-from typing import Any, TypedDict, Unpack
+from typing import Any, TypedDict, Unpack, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -23,15 +23,21 @@ from embert.engine.encode_batches import encode_batches, run_batches, score_batc
 from embert.engine.encoders.base import Encoder, check_finite
 from embert.engine.entities import DEFAULT_IGNORED, STRATEGIES, Aggregation, Entity, EntityOptions, entities_of
 from embert.engine.errors import InputError
-from embert.engine.heads.description import Classifier
+from embert.engine.heads.description import Classifier, MultiVector, TokenClassifier
 from embert.engine.heads.late_interaction import multi_vector_mask, pooled
 from embert.engine.heads.scores import LabelScore, Ranked, best_labels, ranked, scores
 from embert.engine.heads.zero_shot import TEMPLATE, check_labels, hypotheses, zero_shot_labels
 from embert.engine.loader import load_encoder
 from embert.engine.model import Model, load_model
-from embert.engine.options import check_instruction_tokens, check_pair_instruction, output_width, resolve_options
+from embert.engine.options import (
+    check_instruction_tokens,
+    check_pair_instruction,
+    output_width,
+    require_tasks,
+    resolve_options,
+)
 from embert.engine.quantization import MIN_ACCURACY
-from embert.engine.tasks import Task, task_names
+from embert.engine.tasks import Task
 from embert.engine.tokenization.encoded import Encoded, TokenizeOptions, check_sequence, check_text, check_texts
 from embert.engine.tokenization.tokenizer import Tokenizer
 
@@ -143,7 +149,7 @@ class Engine:
         dimensions outside 1 … width, for a text that is not valid Unicode, or too long while `truncate` is false;
         EncoderError if a forward fails or a vector is not finite.
         """
-        require_task(self.model, Task.EMBED)
+        require_tasks(self.model, Task.EMBED)
         _check_flags(normalize=normalize)
         width = output_width(self.model, dimensions)
         encoded = self._encode(texts, options)
@@ -169,7 +175,7 @@ class Engine:
 
         The options are those of `embed`. Raises InputError for a model that has no sparse vectors, and as `embed` does.
         """
-        require_task(self.model, Task.SPARSE)
+        require_tasks(self.model, Task.SPARSE)
         encoded = self._encode(texts, options)
         vectors: dict[int, SparseVector] = {}
         for numbers, rows in self._rows(encoded, Task.SPARSE, options):
@@ -185,9 +191,8 @@ class Engine:
         `prompt_name` names another of the model's prompts. The other options are those of `embed`. Raises InputError
         for a model that has no multi-vectors, and as `embed` does.
         """
-        head = self.model.heads.multi_vector
-        if head is None:
-            raise _missing(self.model, Task.MULTI, "texts")
+        require_tasks(self.model, Task.MULTI)
+        head = cast("MultiVector", self.model.heads.multi_vector)
         _check_flags(is_query=is_query)
         encoded = self._encode(texts, options, is_query)
         starts, vectors = cumulative(encoded.lengths), dict[int, Vectors]()
@@ -210,7 +215,7 @@ class Engine:
         check_sequence(pairs, "pairs")
         if self.model.late_interaction is not None:
             return self._max_sims(*_split_pairs(dict(enumerate(pairs)), "pairs"), ("pairs", "pairs"), options)
-        classifier = self._scorer("pairs")
+        classifier = self._classifier("pairs", reranks=True)
         logits = self._pair_logits(classifier, dict(enumerate(pairs)), "pairs", options, instruction)
         return scores(logits, _activation(classifier, options))[:, 0]
 
@@ -228,7 +233,7 @@ class Engine:
         check_text(query, "query")
         if self.model.late_interaction is not None:
             return ranked(self._max_sims([query], texts, ("query", "texts"), options), "identity", top_n)
-        classifier = self._scorer("texts")
+        classifier = self._classifier("texts", reranks=True)
         encoded = self.tokenizer.encode_pairs(
             [resolve_options(self.model, prompt_name=options.get("prompt_name"))[0] + query],
             texts,
@@ -279,13 +284,8 @@ class Engine:
         template without {}, and as `classify` does.
         """
         classifier = self._classifier("texts")
-        if classifier.entailment is None:
-            raise InputError(
-                "has no label of entailment (entail… in label2id of config.json, of several labels); its labels: "
-                f"{', '.join(classifier.labels)}",
-                param="labels",
-                subject=self.model.model_id,
-            )
+        require_tasks(self.model, param="labels", entails=True)
+        entailment = cast("int", classifier.entailment)
         _check_options(options)
         _check_flags(multi_label=multi_label)
         check_texts(texts, "texts")
@@ -303,7 +303,7 @@ class Engine:
                 ),
             )
             logits = self._logits(classifier, encoded, options)
-            results.append(zero_shot_labels(logits, labels, classifier.entailment, multi_label=multi_label))
+            results.append(zero_shot_labels(logits, labels, entailment, multi_label=multi_label))
         return results
 
     def decide(
@@ -323,12 +323,7 @@ class Engine:
         language model: the share of the options in it. The other options are those of `embed`. Raises InputError for
         another model, for too many questions or options, and as `embed` does.
         """
-        if "decide" not in self.model.task_names:
-            raise InputError(
-                f"does not have the task decide; it has {', '.join(self.model.task_names)}",
-                param="questions",
-                subject=self.model.model_id,
-            )
+        require_tasks(self.model, param="questions", decides=True)
         _check_flags(label_mass=label_mass, truncate=truncate)
         check_text(state, "state")
         check_questions(self.model, questions)
@@ -371,9 +366,8 @@ class Engine:
         Raises InputError for a model that does not classify tokens, another strategy, a stride without aggregation or
         not below the tokens of a sequence, and as `embed` does.
         """
-        classifier = self.model.heads.token_classifier
-        if classifier is None:
-            raise _missing(self.model, Task.TOKEN_CLASSES, "texts")
+        require_tasks(self.model, Task.TOKEN_CLASSES)
+        classifier = cast("TokenClassifier", self.model.heads.token_classifier)
         _check_flags(truncate=truncate)
         if aggregation_strategy not in STRATEGIES:
             raise InputError(
@@ -480,23 +474,10 @@ class Engine:
             check_finite(rows[task], numbers if inputs is None else [inputs[number] for number in numbers])
             yield numbers, rows[task]
 
-    def _classifier(self, param: str) -> Classifier:
-        classifier = self.model.heads.classifier
-        if classifier is None:
-            raise _missing(self.model, Task.CLASSIFY, param)
-        return classifier
-
-    def _scorer(self, param: str) -> Classifier:
-        """A classifier of one label."""
-        classifier = self._classifier(param)
-        if len(classifier.labels) > 1:
-            raise InputError(
-                f"need a model of one label, and {self.model.model_id} has {len(classifier.labels)}; "
-                "classify gives the score of each",
-                param=param,
-                subject="scores",
-            )
-        return classifier
+    def _classifier(self, param: str, *, reranks: bool = False) -> Classifier:
+        """Returns the classifier, of one label if it `reranks`. Raises InputError if the model has none."""
+        require_tasks(self.model, Task.CLASSIFY, param, reranks=reranks)
+        return cast("Classifier", self.model.heads.classifier)
 
 
 # The steps before and around an engine's batches, for callers that tokenize in one process and encode in another.
@@ -528,12 +509,6 @@ def encode_texts(
     return encoded if adapter < 0 else dataclasses.replace(encoded, adapter=adapter)
 
 
-def require_task(model: Model, task: Task) -> None:
-    """Raise InputError where the model does not have the task."""
-    if task not in model.tasks:
-        raise _missing(model, task, "texts")
-
-
 def batch_budget(model: Model, encoder: Encoder, batch_tokens: int | None = None) -> int:
     """Tokens of a batch: as requested, at most the encoder's limit, and at least the longest text.
 
@@ -554,12 +529,6 @@ def _split_pairs(pairs: Mapping[int, Pair], param: str) -> tuple[list[str], list
         for text in pair:
             check_text(text, param, f"a text of pair {number}")
     return [first for first, _ in pairs.values()], [second for _, second in pairs.values()]
-
-
-def _missing(model: Model, task: Task, param: str) -> InputError:
-    """The error for a task that the model does not have."""
-    (missing,), has = task_names(task), ", ".join(task_names(model.tasks))
-    return InputError(f"does not have the task {missing}; it has {has}", param=param, subject=model.model_id)
 
 
 def _check_options(options: Mapping[str, object], kind: type = ScoreOptions) -> None:

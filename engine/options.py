@@ -10,7 +10,7 @@ from typing import Any
 
 from embert.engine.errors import InputError
 from embert.engine.model import Model
-from embert.engine.tasks import Task, task_names
+from embert.engine.tasks import NO_TASK, Task, task_names
 from embert.engine.tokenization.encoded import Encoded, check_text
 from embert.engine.tokenization.tokenizer import Tokenizer
 
@@ -167,6 +167,30 @@ def missing_tasks(
         if required and name not in model.task_names:
             return [name]
     return task_names(tasks & ~model.tasks)
+
+
+def require_tasks(
+    model: Model,
+    tasks: Task = NO_TASK,
+    param: str = "texts",
+    *,
+    reranks: bool = False,
+    entails: bool = False,
+    decides: bool = False,
+) -> None:
+    """Raises InputError, which names `param`, if the model does not have the tasks. `missing_tasks` has the options."""
+    missing = missing_tasks(model, tasks, reranks=reranks, entails=entails, decides=decides)
+    if not missing:
+        return
+    reason, classifier = f"it has {', '.join(model.task_names)}", model.heads.classifier
+    if classifier is not None and reranks:
+        reason = f"scores need one label, and it has {len(classifier.labels)}; classify gives the score of each"
+    elif classifier is not None and entails:
+        reason = (
+            "it has no label of entailment (entail… in label2id of config.json, of several labels); its labels: "
+            f"{', '.join(classifier.labels)}"
+        )
+    raise InputError(f"does not have the task {', '.join(missing)}; {reason}", param=param, subject=model.model_id)
 
 
 def _unknown(param: str, name: Any, kind: str, known: Any) -> InputError:

@@ -23,9 +23,8 @@ from typing import Any
 from tqdm import tqdm
 
 from embert.engine import Encoder, Model
-from embert.engine.engine import require_task
 from embert.engine.host import blas_threads, usable_cpus
-from embert.engine.options import output_width
+from embert.engine.options import output_width, require_tasks
 from embert.server.bulk.job import Block, BulkError, CannotResume, Chunk, Job, RowRange, SharedBuffers
 from embert.server.bulk.reader import Reader
 from embert.server.bulk.rows import Layout, ParsedRows
@@ -68,7 +67,7 @@ def embed_files(
 
     Raises BulkError, InputError for options that the model does not have, OSError. Every process has ended then.
     """
-    require_task(model, job.task)
+    require_tasks(model, job.task)
     output_width(model, job.dimensions)
     # The device type is known once an encoder has loaded. A queue or buffer that is not used costs nothing.
     most = max(devices.num_tokenization_processes([device_type]) for device_type in ("cuda", "cpu"))

@@ -9,10 +9,10 @@ import numpy as np
 from embert.engine import Encoder, Model, Tokenizer
 from embert.engine.batch import PackedBatch, TaskOutput, cumulative
 from embert.engine.encode_batches import Numbers, form_batches, run_batches
-from embert.engine.engine import batch_budget, encode_texts, require_task
+from embert.engine.engine import batch_budget, encode_texts
 from embert.engine.errors import InputError
 from embert.engine.heads.late_interaction import multi_vector_mask, pooled_texts
-from embert.engine.options import output_width
+from embert.engine.options import output_width, require_tasks
 from embert.engine.tasks import Task
 from embert.engine.tokenization.encoded import Encoded
 from embert.engine.tokenization.tokenizer import UNBROKEN_CHARACTERS
@@ -110,7 +110,7 @@ class EngineStage:
 
     def __init__(self, job: Job, model: Model, encoder: Encoder, buffers: SharedBuffers) -> None:
         """Raises InputError for a task that the model does not have, and for too many dimensions."""
-        require_task(model, job.task)
+        require_tasks(model, job.task)
         self._job, self._model, self._encoder, self._buffers = job, model, encoder, buffers
         self._columns = output_width(model, job.dimensions)
         self._budget = batch_budget(model, encoder)
