@@ -10,12 +10,9 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from embert.engine import LabelScore, SparseVector
+from embert.ray.errors import ColumnError
 
 Floats = npt.NDArray[np.float32]
-
-
-class ColumnError(ValueError):
-    """A column is missing, exists already, or does not hold texts; the message names it."""
 
 
 def texts(table: pa.Table, column: str) -> list[str]:

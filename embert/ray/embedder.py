@@ -12,17 +12,14 @@ import pyarrow as pa
 
 from embert.engine import Engine
 from embert.engine.errors import EncoderLost, EngineError
-from embert.ray.columns import ColumnError, class_scores, multi_vectors, sparse_vectors, texts, vectors
+from embert.ray.columns import class_scores, multi_vectors, sparse_vectors, texts, vectors
+from embert.ray.errors import ColumnError, EmbedderError
 from embert.ray.gpus import assigned_device, assigned_gpus
 
 log = logging.getLogger(__name__)
 
 TaskName = Literal["embed", "sparse", "multi", "score", "classify"]
 _SOFTWARE_FAULT = 70  # an exit status, EX_SOFTWARE
-
-
-class EmbedderError(Exception):
-    """Invalid model, option or text; the message says which."""
 
 
 class LoadOptions(TypedDict, total=False):

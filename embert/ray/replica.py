@@ -23,6 +23,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from yarl import URL
 
+from embert.ray.errors import ReplicaError
 from embert.ray.gpus import assigned_device
 from embert.server.config import ServeConfig, read_api_keys
 from embert.server.frontend.routes import error_formats_by_path
@@ -39,10 +40,6 @@ _NOT_TO_SERVER = frozenset(
     {b"connection", b"content-length", b"expect", b"host", b"keep-alive", b"te", b"transfer-encoding", b"upgrade"}
 )
 _NOT_TO_CLIENT = frozenset({b"connection", b"date", b"keep-alive", b"server", b"transfer-encoding", b"x-request-id"})
-
-
-class ReplicaError(Exception):
-    """The replica's server has ended, or did not become ready in time."""
 
 
 class Replica:

@@ -185,14 +185,14 @@ def test_a_batch_of_another_format(minilm: Embedder) -> None:
     ],
 )
 def test_options_that_do_not_do(options: dict[str, Any], message: str) -> None:
-    from embert.ray.embedder import EmbedderError
+    from embert.ray.errors import EmbedderError
 
     with pytest.raises(EmbedderError, match=message):
         embedder(**options)
 
 
 def test_a_text_that_is_too_long() -> None:
-    from embert.ray.embedder import EmbedderError
+    from embert.ray.errors import EmbedderError
 
     strict = embedder(truncate=False)
     with pytest.raises(EmbedderError, match="`texts`: text 1 has"):
