@@ -1,49 +1,20 @@
 """Embeddings and scores from BERT-like encoders: `from embert import Engine`, or `embert serve`.
 
 `embert.engine` turns a model directory into vectors; `embert.server` serves it over HTTP. The names here are
-`embert.engine`'s, and docs/python.md shows each of them at work.
+`embert.engine`'s, and docs/python.md shows them at work.
 """
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from embert.engine import (
-        Decision,
-        Engine,
-        Entity,
-        LabelScore,
-        Question,
-        Ranked,
-        SparseVector,
-        Task,
-        TokenizeOptions,
-        Tokenizer,
-        errors,
-        load_encoder,
-        load_model,
-        pack,
-    )
+from embert import engine
 
-__all__ = [
-    "Decision",
-    "Engine",
-    "Entity",
-    "LabelScore",
-    "Question",
-    "Ranked",
-    "SparseVector",
-    "Task",
-    "TokenizeOptions",
-    "Tokenizer",
-    "__version__",
-    "errors",
-    "load_encoder",
-    "load_model",
-    "pack",
-]
+if TYPE_CHECKING:
+    from embert.engine import *  # noqa: F403
+
+__all__ = ["__version__"]
+__all__ += engine.__all__
 
 __version__ = "0.1.0"
 
@@ -51,7 +22,7 @@ __version__ = "0.1.0"
 def __getattr__(name: str) -> Any:
     # Imported on first use: the supervisor and the command line need neither numpy nor tokenizers.
     if name in __all__:
-        return getattr(importlib.import_module("embert.engine"), name)
+        return getattr(engine, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
