@@ -41,7 +41,7 @@ MAX_WEIGHTS = "embert.server.config.options.MAX_RESPONSE_WEIGHTS"  # for `consta
 
 
 def environment(extra: Mapping[str, str] | None = None) -> dict[str, str]:
-    """This process's environment with the repository importable, and of our own options only `--workers 1`.
+    """This process's environment with the repository importable, and of embert's options only `--workers 1`.
 
     A test that needs several HTTP processes starts its server with `--workers 2`, one that needs the default with 0.
     """
@@ -92,6 +92,12 @@ class Samples(dict[str, float]):
         if not found:
             raise KeyError(sample)
         return sum(found)
+
+    @classmethod
+    def parse(cls, text: str) -> Samples:
+        """Every sample of a response to a scrape."""
+        lines = (line.rpartition(" ") for line in text.splitlines() if not line.startswith("#"))
+        return cls((name, float(value)) for name, _, value in lines)
 
     def get(self, sample: str, default: float = 0.0) -> float:  # type: ignore[override]
         """Returns `self[sample]`, or the default."""
@@ -169,28 +175,31 @@ class Live:
         return httpx.Client(base_url=self.url, **{"timeout": 120.0, "verify": TRUST, **options})
 
     def post(self, path: str, body: Any, **options: Any) -> httpx.Response:
-        """One request over a connection of its own."""
+        """One request over a new connection."""
         with self.client() as client:
             return client.post(path, json=body, **options)
 
     def get(self, path: str, **options: Any) -> httpx.Response:
-        """One request over a connection of its own."""
+        """One request over a new connection."""
         with self.client() as client:
             return client.get(path, **options)
 
+    def try_get(self, path: str, **options: Any) -> httpx.Response | None:
+        """Returns the response, or None if the process that accepted the connection, or would, has ended."""
+        with contextlib.suppress(httpx.TransportError):
+            return self.get(path, **options)
+        return None
+
     def metrics(self) -> Samples:
         """Every sample of /metrics."""
-        lines = (line for line in self.get("/metrics").text.splitlines() if not line.startswith("#"))
-        return Samples((name, float(value)) for name, _, value in (line.rpartition(" ") for line in lines))
+        return Samples.parse(self.get("/metrics").text)
 
     def is_ready(self) -> bool:
         """True if /readyz is 200. False without a response."""
         if self.process.poll() is not None:
             raise AssertionError(f"the server ended with status {self.process.returncode}")
-        try:
-            return self.get("/readyz").status_code == 200
-        except httpx.TransportError:
-            return False
+        response = self.try_get("/readyz")
+        return response is not None and response.status_code == 200
 
     def wait_ready(self, timeout_s: float = START_TIMEOUT_S) -> None:
         until(self.is_ready, timeout_s, what="readiness")
@@ -200,7 +209,7 @@ class Live:
         until(lambda: "ready    http" in self.log, START_TIMEOUT_S, what="the announcement")
 
     def kill_engine(self, number: int = signal.SIGKILL) -> None:
-        """Send a signal to the only engine process, and wait until there is another one."""
+        """Send a signal to the only engine process, and wait until another one replaces it."""
         (pid,) = self.engine_pids
         os.kill(pid, number)
         until(lambda: self.engine_pids not in ([], [pid]), what="another engine process")
@@ -221,36 +230,25 @@ class Live:
         return list(dict.fromkeys(c.laddr.port for c in listening))  # every HTTP process has a socket of the same port
 
 
-def write_sitecustomize(folder: Path, constants: Mapping[str, float]) -> None:
-    """Write the module that gives `constants` of modules other values when a process starts."""
-    lines = []
-    for path, value in constants.items():
-        module, _, name = path.rpartition(".")
-        lines.append(f"import {module} as module\nassert module.{name} is not None\nmodule.{name} = {value!r}\n")
-    (folder / "sitecustomize.py").write_text("".join(lines))
-
-
 @contextlib.contextmanager
 def live(
     *options: str,
     env: Mapping[str, str] | None = None,
     constants: Mapping[str, float] | None = None,
+    code: str = "",
     ready: bool = True,
     loading: bool = False,
     status: int | None = 0,
     clean_log: bool = True,
-    stderr: int | None = None,
     files: int | None = None,
-    cwd: Path = ROOT,
 ) -> Iterator[Live]:
     """`embert serve *options` on a free port, and the end of it.
 
     Entered when /readyz is 200, or with `ready=False` as soon as the port is open. With `loading=True`, which is not
     waited for either, a stand-in loads until it is told to end that. Left with SIGTERM (unless the test
     has ended the server itself); the exit status must be `status` (None: any) and, with `clean_log`, the log must hold
-    no traceback. `constants` of modules (`package.module.NAME`) have other values in all
-    processes. `stderr` is a descriptor that takes the log instead; `files` is how many its processes may
-    open. Whatever happens, no process stays.
+    no traceback. `constants` of modules (`package.module.NAME`) have other values in all processes, which run `code`
+    at their start. `files` is how many files each of them may open. Whatever happens, no process stays.
     """
     with tempfile.TemporaryDirectory(prefix="embert-test-") as folder:
         log_path = Path(folder, "log")
@@ -261,17 +259,20 @@ def live(
         if loading:
             log_path.with_name(LOAD_FILE).touch()
         variables = environment(files_of_stand_in | dict(env or {}))
-        if constants:
-            write_sitecustomize(Path(folder), constants)
+        for path, value in (constants or {}).items():
+            module, _, name = path.rpartition(".")
+            code += f"import {module} as module\nassert module.{name} is not None\nmodule.{name} = {value!r}\n"
+        if code:
+            Path(folder, "sitecustomize.py").write_text(code)
             variables["PYTHONPATH"] = os.pathsep.join((folder, variables["PYTHONPATH"]))
         with log_path.open("wb") as log:
             process = subprocess.Popen(
                 [*EMBERT, "serve", "--host", "127.0.0.1", "--port", "0", *options],
-                cwd=cwd,
+                cwd=ROOT,
                 env=variables,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
-                stderr=log if stderr is None else stderr,
+                stderr=log,
                 preexec_fn=None
                 if files is None
                 else partial(resource.setrlimit, resource.RLIMIT_NOFILE, (files, files)),

@@ -88,7 +88,8 @@ def test_health_never_waits_behind_a_batch(client: httpx.Client, failing: Live) 
 
 def test_while_loading() -> None:
     with live(*STAND_IN, loading=True) as server, server.client() as client:
-        _wait_for_http_process(client)
+        # The process that plans responds before, and has less in /info.
+        until(lambda: "max_input_length" in getattr(server.try_get("/info"), "text", ""), what="the HTTP process")
         ready = client.get("/readyz")
         assert ready.status_code == 503
         assert ready.json()["status"] == "loading"
@@ -124,16 +125,3 @@ def test_while_loading() -> None:
         assert server.metrics()['embert_engine_up{engine="0"}'] == 1
         after = client.get("/info").json()
         assert all(after[name] > 0 for name in limits)
-
-
-def _wait_for_http_process(client: httpx.Client) -> None:
-    """The process that plans responds before, and has less in /info."""
-
-    def responses() -> bool:
-        try:
-            response = client.get("/info", timeout=10)
-        except httpx.TransportError:
-            return False
-        return response.status_code == 200 and "max_input_length" in response.json()
-
-    until(responses, what="a response")

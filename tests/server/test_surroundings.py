@@ -1,72 +1,55 @@
-"""Logs without a reader, a full disk, a clock that jumps."""
+"""A disk that takes nothing, logs of several processes, and a clock that jumps."""
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import signal
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
-from tests.server.crowd import right
-from tests.server.live import ROOT, STAND_IN, Live, live, until
+from tests.server.crowd import published, right
+from tests.server.live import STAND_IN, live, until
 from tests.server.stand_in import FAIL, HELD, SLEEP
 
 
-def make_it_talk(server: Live) -> None:
-    """Errors, a traceback's worth of them, and a restart: all of it is logged."""
-    for _ in range(20):
-        assert server.post("/embed", {"inputs": [[101, FAIL, 102]]}).status_code == 424
-    server.kill_engine()
-    server.wait_ready()
-    until(lambda: right(server), what="a response")
-
-
-# --- the disk ---
-
-
-def test_nothing_is_written_to_a_disk_and_nothing_there_is_missed(tmp_path: Path) -> None:
-    """A folder for temporary files that is full, gone or not to be written to: processes are replaced all the same."""
-    with live(*STAND_IN, "--workers", "2", env={"TMPDIR": str(tmp_path / "missing")}) as server:
+def test_nothing_is_written_to_a_disk_and_log_lines_are_whole(tmp_path: Path) -> None:
+    """Without a folder for temporary files processes are replaced all the same. All of them write to one stderr."""
+    options = ("--workers", "2", "--log-format", "json")
+    with live(*STAND_IN, *options, env={"TMPDIR": str(tmp_path / "missing")}) as server:
         assert right(server)
-        texts = server.metrics()["embert_texts_total"]
+        for _ in range(20):
+            assert server.post("/embed", {"inputs": [[101, FAIL, 102]]}).status_code == 424  # which is logged
+        before = published(server)
         for pid in (server.engine_pids[0], server.http_pids[0]):
             os.kill(pid, signal.SIGKILL)
             until(lambda pid=pid: pid not in server.pids and len(server.pids) == 4, what="another process")  # type: ignore[misc]
             until(server.is_ready, what="readiness")
         until(lambda: right(server), what="a response")
-        until(lambda: server.metrics()["embert_texts_total"] > texts, what="totals that go on")
+        for total in ("embert_texts_total", "embert_batches_total"):  # which go on
+            until(lambda name=total: server.metrics()[name] > before[name], what=total)  # type: ignore[misc]
         for pid in server.pids:  # of files, only memory, logs and what the system gives
             maps = [line.split(maxsplit=5)[-1] for line in Path(f"/proc/{pid}/maps").read_text().splitlines()]
             assert not [each for each in maps if each.startswith(str(tmp_path))]
+        lines = [json.loads(line) for line in server.log.splitlines()]
+    assert {line["process"] for line in lines} >= {"supervisor", "engine-0"}
     assert list(tmp_path.iterdir()) == []
 
 
-# --- logs ---
+# Processes live a year ago and in a year, by turns of a quarter of a second.
+JUMPS = """
+import time
+_time, _time_ns = time.time, time.time_ns
+def _off():
+    return 31_536_000 if int(_time() * 4) % 2 else -31_536_000
+time.time = lambda: _time() + _off()
+time.time_ns = lambda: _time_ns() + _off() * 10**9
+"""
 
 
-# --- the clock ---
-
-
-@contextlib.contextmanager
-def jumping_clock(folder: Path) -> Iterator[dict[str, str]]:
-    """An environment whose Python processes live a year ago and in a year, by turns of a quarter of a second."""
-    (folder / "sitecustomize.py").write_text(
-        "import time\n"
-        "_time, _time_ns = time.time, time.time_ns\n"
-        "def _off():\n"
-        "    return 31_536_000 if int(_time() * 4) % 2 else -31_536_000\n"
-        "time.time = lambda: _time() + _off()\n"
-        "time.time_ns = lambda: _time_ns() + _off() * 10**9\n"
-    )
-    yield {"PYTHONPATH": f"{folder}:{ROOT}"}
-
-
-def test_a_clock_that_jumps_changes_nothing(tmp_path: Path) -> None:
+def test_a_clock_that_jumps_changes_nothing() -> None:
     timeouts = ("--engine-timeout", "10", "--client-timeout", "10", "--request-timeout", "30")
-    with jumping_clock(tmp_path) as env, live(*STAND_IN, *timeouts, "--max-queue-tokens", "300", env=env) as server:
+    with live(*STAND_IN, *timeouts, "--max-queue-tokens", "300", code=JUMPS) as server:
         pids = server.pids
         seen = server.metrics()['embert_engine_last_success_timestamp_seconds{engine="0"}']
         assert abs(seen - time.time()) > 30_000_000, "the clock does not jump"
@@ -88,11 +71,3 @@ def test_a_clock_that_jumps_changes_nothing(tmp_path: Path) -> None:
         assert int(response.headers["x-queue-time"]) < 60_000
         assert server.pids == pids
         assert server.metrics()["embert_request_duration_seconds_sum" + '{route="/embed"}'] < 60
-
-
-def test_log_lines_are_whole() -> None:
-    """Several processes write to one stderr; each line is one record of one of them."""
-    with live(*STAND_IN, "--log-format", "json", "--workers", "2") as talkative:
-        make_it_talk(talkative)
-        lines = [json.loads(line) for line in talkative.log.splitlines()]
-    assert {line["process"] for line in lines} >= {"supervisor", "engine-0"}

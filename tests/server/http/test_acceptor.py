@@ -7,15 +7,13 @@ import math
 import os
 import signal
 from array import array
-from collections.abc import Iterator
 
-import httpx
 import psutil
 import pytest
 
 from embert.server.http.acceptor import SILENT_S, ConnectionCounts
 from tests.server.connections import EVEN, connect, connection_counts
-from tests.server.live import STAND_IN, Live, live, until
+from tests.server.live import STAND_IN, live, until
 
 GET = b"GET /livez HTTP/1.1\r\nhost: h\r\n\r\n"
 
@@ -51,53 +49,44 @@ def test_a_silent_process_is_not_waited_for() -> None:
     assert counts.room(4, lambda: 1) == 1
 
 
-@pytest.fixture
-def server() -> Iterator[Live]:
-    with live(*STAND_IN, "--workers", "3", constants=EVEN) as server:
-        server.wait_announced()  # all processes are ready
-        yield server
-
-
-def test_spread(server: Live) -> None:
-    with contextlib.ExitStack() as stack:
-        for _ in range(8):  # one after the other
-            sock = stack.enter_context(connect(server))
-            sock.sendall(GET)
-            assert sock.recv(4096).startswith(b"HTTP/1.1 200")
-        assert sorted(connection_counts(server)) == [2, 3, 3]
-        for _ in range(41):  # all at once
-            stack.enter_context(connect(server))
-        until(lambda: sum(connection_counts(server)) == 49, what="all connections")
-        assert sorted(connection_counts(server)) == [16, 16, 17]
-    until(lambda: connection_counts(server) == [0, 0, 0], what="their end")
-
-    first, second, _ = map(psutil.Process, server.http_pids)
-    first.suspend()
-    until(lambda: first.status() == psutil.STATUS_STOPPED, what="a stopped process")
-    for _ in range(12):
-        assert server.get("/livez").status_code == 200
-    os.kill(second.pid, signal.SIGKILL)
-    for _ in range(12):
-        assert server.get("/livez").status_code == 200
-    first.resume()
-    until(lambda: server.log.count("is ready again") == 1, what="the return of the killed process")
-
-
-def test_the_server_is_ready_once_each_process_has_accepted_connections() -> None:
-    """Or the first one would keep all connections that clients open as soon as it is ready."""
-    with live(*STAND_IN, "--workers", "2", ready=False) as server:
+def test_connections_of_a_server_are_spread_from_its_start() -> None:
+    with live(*STAND_IN, "--workers", "3", constants=EVEN, ready=False) as server:
 
         def waits() -> bool:
-            with contextlib.suppress(httpx.TransportError):
-                response = server.get("/readyz")
-                return response.status_code == 503 and "HTTP processes" in response.json()["detail"]
-            return False
+            response = server.try_get("/readyz")
+            return response is not None and response.status_code == 503 and "HTTP processes" in response.text
 
-        until(lambda: len(server.http_pids) == 2, what="two processes")
-        late = server.http_pids[1]
+        # It is ready once each process accepts connections, or the first one would keep all that clients open then.
+        until(lambda: len(server.http_pids) == 3, what="all processes")
+        late = server.http_pids[2]
         os.kill(late, signal.SIGSTOP)
         try:
-            until(waits, what="a process that waits for the other one")
+            until(waits, what="a process that waits for another one")
         finally:
             os.kill(late, signal.SIGCONT)
         server.wait_ready()
+        server.wait_announced()
+
+        with contextlib.ExitStack() as stack:
+            for _ in range(8):  # one after the other
+                sock = stack.enter_context(connect(server))
+                sock.sendall(GET)
+                assert sock.recv(4096).startswith(b"HTTP/1.1 200")
+            assert sorted(connection_counts(server)) == [2, 3, 3]
+            for _ in range(41):  # all at once
+                stack.enter_context(connect(server))
+            until(lambda: sum(connection_counts(server)) == 49, what="all connections")
+            assert sorted(connection_counts(server)) == [16, 16, 17]
+        until(lambda: connection_counts(server) == [0, 0, 0], what="their end")
+
+        # None waits for a process that is stopped or gone.
+        first, second, _ = map(psutil.Process, server.http_pids)
+        first.suspend()
+        until(lambda: first.status() == psutil.STATUS_STOPPED, what="a stopped process")
+        for _ in range(12):
+            assert server.get("/livez").status_code == 200
+        os.kill(second.pid, signal.SIGKILL)
+        for _ in range(12):
+            assert server.get("/livez").status_code == 200
+        first.resume()
+        until(lambda: server.log.count("is ready again") == 1, what="the return of the killed process")

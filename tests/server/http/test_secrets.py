@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,6 +10,7 @@ import httpx
 from embert.engine import Encoder, PackedBatch
 from embert.engine.errors import EncoderError
 from embert.engine.model import Model
+from tests.server.connections import connect, read_all
 from tests.server.live import Live, live
 from tests.server.stand_in import StandIn
 
@@ -95,8 +95,7 @@ def _too_late() -> bytes:
 
 
 def _raw(server: Live, data: bytes) -> httpx.Response:
-    with socket.create_connection(("127.0.0.1", server.ports[0]), 60) as connection:
-        connection.sendall(data)
-        received = b"".join(iter(lambda: connection.recv(65536), b""))
-    head, _, body = received.partition(b"\r\n\r\n")
+    with connect(server) as sock:
+        sock.sendall(data)
+        head, _, body = read_all(sock).partition(b"\r\n\r\n")
     return httpx.Response(int(head.split()[1]), content=body)

@@ -46,7 +46,7 @@ def test_a_driver_that_hangs_counts_as_none(monkeypatch: pytest.MonkeyPatch) -> 
     assert devices("cuda") == ["cuda"]
 
 
-def test_the_working_folder_is_no_place_for_code(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_code_in_the_working_folder_is_not_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "numpy.py").write_text("print(7)\nprint(7)\nraise SystemExit\n")  # two GPUs, it would be
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
@@ -62,7 +62,7 @@ def test_the_working_folder_is_no_place_for_code(monkeypatch: pytest.MonkeyPatch
         ("print(0); print(0); raise SystemExit(1)", ["auto"], ["cuda"]),  # died of the driver
     ],
 )
-def test_gpus_are_counted_in_a_process_of_its_own(
+def test_gpus_are_counted_in_another_process(
     monkeypatch: pytest.MonkeyPatch, counting: str, auto: list[str], cuda: list[str]
 ) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
@@ -121,7 +121,7 @@ def test_what_a_gpu_cannot_run_does_not_keep_it_waiting(monkeypatch: pytest.Monk
     assert placed(monkeypatch, 2, float32) == [["auto"]]
 
 
-def test_each_may_have_devices_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_may_have_other_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     assert placed(monkeypatch, 4, ("cuda:0,1", "auto", "auto", MODEL), ("cuda:3", "auto", "auto", MODEL)) == [
         ["cuda:0", "cuda:1"],
         ["cuda:3"],

@@ -13,7 +13,6 @@ from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-import httpx
 import psutil
 
 from tests.engine.test_hub import TOKEN, Hub
@@ -27,7 +26,7 @@ KEY = {"authorization": "Bearer of-the-test"}
 
 @contextmanager
 def slow_hub(folder: Path) -> Iterator[tuple[str, threading.Event]]:
-    """Its address, and what lets the second half of the weights go."""
+    """Yields its address, and an event that lets the second half of the weights go."""
     hub, go_on = Hub(copy_model(folder)), threading.Event()
 
     class Handler(BaseHTTPRequestHandler):
@@ -68,18 +67,11 @@ def downloading(folder: Path, *options: str, status: int = 0) -> Iterator[tuple[
             yield server, go_on
 
 
-def response(server: Live, path: str, **options: dict[str, str]) -> httpx.Response | None:
-    try:
-        return server.get(path, **options)
-    except httpx.TransportError:
-        return None
-
-
 def test_routes_during_a_download(tmp_path: Path) -> None:
     with downloading(tmp_path, "--workers", "2", "--metrics-port", "0", "--api-key", "of-the-test") as (server, go_on):
 
         def half() -> bool:
-            found = response(server, "/readyz")
+            found = server.try_get("/readyz")
             return found is not None and HALF.fullmatch(found.json()["detail"]) is not None
 
         until(half, what="half of the weights")
@@ -91,11 +83,10 @@ def test_routes_during_a_download(tmp_path: Path) -> None:
         assert (refused.status_code, refused.headers["retry-after"]) == (503, "2")
         assert HALF.search(refused.json()["error"]["message"])
         assert server.get("/metrics").status_code == server.post("/embed", {"inputs": "a"}).status_code == 401
-        with httpx.Client() as client:  # what Prometheus asks, of the port without keys
-            scraped = client.get(f"{server.metrics_url}/metrics").text
-            assert client.get(f"{server.metrics_url}/readyz").status_code == 404
+        scraped = server.get(f"{server.metrics_url}/metrics").text  # what Prometheus asks, of the port without keys
+        assert server.get(f"{server.metrics_url}/readyz").status_code == 404
         assert server.get("/metrics", headers=KEY).status_code == 200
-        for sent in (b"", b"\xff\xfe\r\n\r\n", b"GET /livez\r\n\r\n", b"x" * 100_000):  # what is no request is dropped
+        for sent in (b"", b"\xff\xfe\r\n\r\n", b"GET /livez\r\n\r\n", b"x" * 100_000):  # not requests: dropped
             with socket.create_connection(("127.0.0.1", server.ports[0]), 60) as stranger:
                 stranger.sendall(sent)
                 stranger.shutdown(socket.SHUT_WR)
@@ -115,6 +106,6 @@ def test_routes_during_a_download(tmp_path: Path) -> None:
 
 def test_a_download_can_be_ended(tmp_path: Path) -> None:
     with downloading(tmp_path) as (server, _):
-        until(lambda: response(server, "/livez"), what="a response")
+        until(lambda: server.try_get("/livez"), what="a response")
         os.kill(psutil.Process(server.process.pid).threads()[-1].id, signal.SIGTERM)  # Linux gives it to this thread
         assert server.process.wait(60) == 0

@@ -8,7 +8,7 @@ import re
 import resource
 import signal
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -16,16 +16,18 @@ import httpx
 import numpy as np
 import pytest
 
+from embert.server.ipc.channel import EncodeRequest, Submit, encode
 from tests.server.connections import connection_counts
-from tests.server.crowd import PATIENCE_S, Crowd, post, published, right, use_both_engines
+from tests.server.crowd import PATIENCE_S, Crowd, post, right, use_both_engines
 from tests.server.live import PATIENT, STAND_IN, Live, live, until
 from tests.server.models import copy_model
-from tests.server.stand_in import CRASH, HELD, LOSE, expected
+from tests.server.stand_in import CRASH, HELD, HUNGRY, LOSE, expected
+from tests.server.wire import Wire
 
 
 @pytest.fixture(scope="module")
 def _healing() -> Iterator[Live]:
-    with live(*STAND_IN, env={"STAND_IN_S": "0.005", **PATIENT}) as server:
+    with live(*STAND_IN, env={"STAND_IN_S": "0.005", **PATIENT}, clean_log=False) as server:
         yield server
 
 
@@ -78,13 +80,58 @@ def test_what_a_lost_engine_owed_is_sent_once_more(healing: Live) -> None:
     np.testing.assert_allclose(by_size[1], [expected([101, 5000, 102])] * 3, atol=1e-5)
 
 
+def test_want_of_memory_fails_the_request_and_not_the_engine(healing: Live) -> None:
+    server = healing
+    pids = server.engine_pids
+    with ThreadPoolExecutor(8) as pool:
+        with server.held() as runs:  # so that the others share a batch
+            blocking = pool.submit(right, server, [101, HELD, 102])
+            until(runs.exists, what="the blocking request")
+            hungry = pool.submit(server.post, "/embed", {"inputs": [[101, HUNGRY, 102]]})
+            others = [pool.submit(right, server, [101, 1000 + number, 102]) for number in range(5)]
+            until(lambda: server.metrics()["embert_admitted_tokens"] == 21, what="the others")
+        assert hungry.result().status_code == 424
+        assert "not enough memory" in hungry.result().json()["error"]
+        assert blocking.result()
+        assert all(other.result() for other in others)
+    assert server.engine_pids == pids
+
+
+def test_every_process_dumps_its_stacks_and_goes_on(healing: Live) -> None:
+    server = healing
+    pids = server.pids
+    for number, pid in enumerate(pids, 1):
+        before = server.log.count("most recent call first")
+        os.kill(pid, signal.SIGUSR1)
+        until(lambda before=before: server.log.count("most recent call first") > before, what=f"stacks {number}")  # type: ignore[misc]
+    assert server.pids == pids
+    assert right(server)
+
+
+def test_a_lost_thread_ends_the_engine_process(healing: Live) -> None:
+    """A process that cannot receive would look alive: here, a request that no HTTP process can have sent."""
+    server = healing
+    (pid,) = server.engine_pids
+    stranger = Wire.connect(server.engine_endpoint)
+    request = EncodeRequest(1, 1, b"half", b"\1\0\0", b"", 0, True, 1e9, 0.0)
+    stranger.send(encode(Submit([request], [])))
+    until(lambda: server.engine_pids not in ([], [pid]), what="another engine process")
+    stranger.close()
+    until(lambda: right(server), what="a response")
+    assert "internal error" in server.log
+
+
 # --- two engines ---
 
 
-def test_each_has_a_process_and_the_queue_is_as_long_as_they_are_many(pair: Live) -> None:
+def test_each_has_a_process_and_a_budget_also_after_a_restart_of_the_http_process(pair: Live) -> None:
     assert len(pair.engine_pids) == 2
-    assert pair.get("/info").json()["max_queue_tokens"] == 2 * 256 * 256
-    assert pair.metrics()["embert_queue_limit_tokens"] == 2 * 256 * 256
+    budget, (pid,) = 2 * 256 * 256, pair.http_pids
+    assert pair.get("/info").json()["max_queue_tokens"] == pair.metrics()["embert_queue_limit_tokens"] == budget
+    os.kill(pid, signal.SIGKILL)
+    until(lambda: pair.http_pids not in ([], [pid]), what="another HTTP process")
+    pair.wait_ready()
+    assert pair.get("/info").json()["max_queue_tokens"] == budget
 
 
 def batches(server: Live) -> list[float]:
@@ -111,14 +158,6 @@ def test_work_goes_to_the_engine_with_less_of_it(pair: Live) -> None:
     until(lambda: fewest() >= 3, what="batches of both engines in the metrics, which follow the responses")
 
 
-def test_an_http_process_that_starts_again_has_the_budget_of_all_engines(pair: Live) -> None:
-    (pid,) = pair.http_pids
-    os.kill(pid, signal.SIGKILL)
-    until(lambda: pair.http_pids not in ([], [pid]), what="another HTTP process")
-    pair.wait_ready()
-    assert pair.get("/info").json()["max_queue_tokens"] == 2 * 256 * 256
-
-
 @pytest.mark.parametrize("poison", [CRASH, LOSE])
 def test_a_request_that_kills_engines_fails_none_of_its_neighbors(pair: Live, poison: int) -> None:
     """Two engines, both busy, so that it is in a batch with others; and with others again when those are sent again."""
@@ -138,38 +177,6 @@ def test_a_request_that_kills_engines_fails_none_of_its_neighbors(pair: Live, po
         thread.join(PATIENCE_S * 2)
     assert [response.status_code for response in killed] == [424]
     assert Counter(response.status_code for response in responses) == {200: 14}
-
-
-def test_restarts_keep_the_totals(healing: Live) -> None:
-    server = healing
-    restarts = server.metrics()["embert_http_restarts_total"]
-
-    def samples(name: str) -> float:
-        return sum(value for sample, value in server.metrics().items() if sample.startswith(name))
-
-    def ask() -> None:
-        until(lambda: server.post("/embed", {"inputs": [[101, 7, 102]]}).status_code == 200, what="a response")
-
-    def killed(pids: Callable[[], list[int]]) -> None:
-        (pid,) = pids()
-        os.kill(pid, signal.SIGKILL)
-        until(lambda: pids() not in ([], [pid]), what="another process")
-        server.wait_ready()
-
-    for _ in range(2):
-        metrics = published(server)
-        texts, batches = metrics["embert_texts_total"], metrics["embert_batches_total"]
-        killed(lambda: server.engine_pids)
-        assert samples("embert_batches_total") == batches
-        ask()
-        until(lambda old=batches: samples("embert_batches_total") > old, what="its batch")  # type: ignore[misc]
-        until(lambda old=texts: samples("embert_texts_total") > old, what="its texts")  # type: ignore[misc]
-        texts, sizes = samples("embert_texts_total"), samples("embert_request_texts_bucket")
-        killed(lambda: server.http_pids)
-        assert samples("embert_texts_total") == texts
-        assert samples("embert_request_texts_bucket") == sizes
-    assert server.metrics()["embert_http_restarts_total"] == restarts + 2
-    until(lambda: server.metrics()["embert_requests_in_flight"] == 1, what="this request alone")
 
 
 def test_a_child_that_cannot_be_started_is_tried_again(healing: Live) -> None:

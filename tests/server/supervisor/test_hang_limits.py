@@ -42,7 +42,7 @@ def test_of_several_models_the_slowest_sets_the_limit() -> None:
     assert engine.hang_limit_s == 20
 
 
-def test_a_drain_is_no_hang() -> None:
+def test_a_drain_is_not_a_hang() -> None:
     """However long the server has run, and though an engine that frees its memory shows no sign of life."""
     config, counters = ServeConfig(start_timeout=16.0), SharedCounters.create(1, 1)
     engine, hangs = Child("engine", 0, started=1000.0, ready=True), HangDetector(config, counters)

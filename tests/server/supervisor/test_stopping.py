@@ -13,8 +13,8 @@ from pathlib import Path
 import httpx
 import psutil
 
-from tests.server.crowd import PATIENCE_S, ask_held, post
-from tests.server.live import PATIENT, STAND_IN, Live, live, until
+from tests.server.crowd import PATIENCE_S, post
+from tests.server.live import PATIENT, STAND_IN, live, until
 from tests.server.stand_in import HELD
 
 
@@ -74,14 +74,13 @@ def test_a_signal_to_all_processes_at_once() -> None:
 
 def test_drain_timeout_bounds_the_wait() -> None:
     with live(*STAND_IN, "--drain-timeout", "1", env=PATIENT) as server, server.held():
-        responses: list[object] = []
-        thread = ask_held(server, responses)
+        responses: list[httpx.Response] = []
+        thread = post(server, [[101, HELD, 102]], responses)
         until(lambda: server.metrics()["embert_requests_in_flight"] >= 2, what="the request in flight")
         server.signal(signal.SIGTERM)
         assert server.wait() == 0
         thread.join(PATIENCE_S)
         (response,) = responses
-        assert isinstance(response, httpx.Response)
         assert response.status_code == 503  # and no connection that breaks
         assert "shutting down" in response.json()["error"]
 
@@ -89,10 +88,10 @@ def test_drain_timeout_bounds_the_wait() -> None:
 def test_a_second_signal_ends_at_once() -> None:
     with live(*STAND_IN, status=1, env=PATIENT) as server, server.held():
         server.wait_announced()
-        responses: list[object] = []
-        thread = ask_held(server, responses)
+        responses: list[httpx.Response] = []
+        thread = post(server, [[101, HELD, 102]], responses)
         until(lambda: server.metrics()["embert_requests_in_flight"] >= 2, what="the request in flight")
-        # `timeout` and shells tell one wish twice, which is no second one: here both arrive in the same moment.
+        # `timeout` and shells send a signal twice, which does not count as a second one: here both arrive at once.
         for number in (signal.SIGSTOP, signal.SIGTERM, signal.SIGINT, signal.SIGCONT):
             server.signal(number)
         until(lambda: "received SIG" in server.log, what="the first signal")
@@ -107,16 +106,9 @@ def test_a_second_signal_ends_at_once() -> None:
 def test_a_signal_stops_a_loading_server() -> None:
     with live(*STAND_IN, "--drain-timeout", "300", loading=True) as server:
         until(lambda: server.engine_pids and server.http_pids, what="the children")
-        until(lambda: _responds(server, "/livez"), what="a response")
+        until(lambda: server.try_get("/livez"), what="a response")
         server.signal(signal.SIGQUIT)
         assert server.wait() == 0
-
-
-def _responds(server: Live, path: str) -> bool:
-    try:
-        return server.get(path).status_code == 200
-    except httpx.TransportError:
-        return False
 
 
 def test_an_engine_that_never_comes_back_ends_the_server(tmp_path: Path) -> None:
