@@ -146,22 +146,6 @@ def test_large_instances(client: httpx.Client) -> None:
 # --- names of models ---
 
 
-@pytest.mark.parametrize(
-    ("headers", "status", "says"),
-    [
-        ({"api-key": "secret"}, 200, ""),
-        ({"api-key": "wrong"}, 401, "is wrong"),
-        ({"api-key": ""}, 401, "is missing"),
-        ({"api-key": "secret", "authorization": "Bearer wrong"}, 401, "is wrong"),
-        ({"api-key": "wrong", "authorization": "Bearer secret"}, 200, ""),
-    ],
-)
-def test_azures_header_of_keys(lenient: Live, headers: dict[str, str], status: int, says: str) -> None:
-    response = lenient.post("/embed", {"inputs": "a"}, headers=headers)
-    assert response.status_code == status
-    assert says in response.text
-
-
 def test_the_deployment_is_the_model(http: httpx.Client) -> None:
     assert http.post(AZURE.replace("{name}", MODEL), params={"api-version": "1"}, json={"input": "a"}).is_success
     other = http.post(AZURE.replace("{name}", "gpt"), json={"input": "a"})

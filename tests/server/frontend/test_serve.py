@@ -25,6 +25,7 @@ from tests.server.http.echo_server import Clock, Response, serving
 
 KEY = b"authorization: Bearer right"
 PATHS = ("/embed", "/v1/embeddings", "/v2/embed", "/api/embed")  # one for each form of errors
+PROBE = "/readyz"
 # The error that a handler raises, status (on other routes than TEI's), and the reason that counts it.
 RAISED: list[tuple[Exception, int, str | None]] = [
     (errors.BadRequest("the request body is not valid JSON"), 400, None),
@@ -71,10 +72,14 @@ class Fault:
             raise error
 
         task = TaskEndpoint(cast(Any, selector), handler, True, "a")
-        self.server = RequestServer(dict.fromkeys(PATHS, task), self._operation, observer, Keys(config), frozenset())
+        self.server = RequestServer(
+            dict.fromkeys(PATHS, task), self._operation, observer, Keys(config), frozenset({PROBE})
+        )
 
     async def _operation(self, scope: Any, receive: Any, send: Any) -> None:
-        raise AssertionError("no operation is asked for")
+        assert scope["path"] == PROBE
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"2")]})
+        await send({"type": "http.response.body", "body": b"ok"})
 
     def note(self, record: Any, seconds: float, client: object) -> None:
         """The access log."""
@@ -145,6 +150,12 @@ def test_refused_before_the_handler() -> None:
     assert both(full, path=path, key=KEY, body=body)[:2] == (503, {"memory": 1})
     crowded = both(partial(Fault, UNREACHED), path=path, key=KEY, body=body, surplus=True)
     assert crowded[:2] == (503, {"connections": 1})
+    fault = Fault(UNREACHED)
+    for asked, status, field in ((path, 503, b"retry-after: 1\r\n"), (PROBE, 200, b"")):
+        with asyncio.Runner(loop_factory=Clock) as runner:
+            response = runner.run(ask(fault, asked, KEY, body, later=True, surplus=True))
+        assert (response.status, field in response.head, response.closes) == (status, True, True)
+        assert (b"--max-connections" in response.body) == (status == 503)
 
 
 def test_every_reason_is_tested() -> None:

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import numpy as np
 import pytest
 
-from tests.server.live import STAND_IN, Live, live, run_cli
+from embert.engine import load_model
+from embert.server.config import ConfigError
+from embert.server.frontend.routes import model_paths
+from tests.server.live import Live, Samples, live
 from tests.server.models import build_classifier, copy_model, edit_json, three_heads, write_config
 from tests.server.refusals import check_refused
 
@@ -254,11 +258,10 @@ def test_token_ids_need_the_models_name_in_body_or_path(client: httpx.Client) ->
     assert client.post("/v1/embeddings", json=ids).status_code == 422
 
 
-def test_names_that_would_share_a_path_are_refused(folders: dict[str, Path], tmp_path: Path) -> None:
-    models = [{"name": name, "model": str(folders["dense"])} for name in ("a", "a/v1")]
-    ended = run_cli("serve", "--port", "0", "--config", write_config(tmp_path / "models.toml", *models), *STAND_IN)
-    assert ended.returncode == 1
-    assert all(value in ended.stderr for value in ("'a'", "'a/v1'", "/models/a/v1/"))
+def test_names_that_would_share_a_path_are_refused() -> None:
+    registry: Any = SimpleNamespace(by_name={name: SimpleNamespace(model=load_model()) for name in ("a", "a/v1")})
+    with pytest.raises(ConfigError, match=r"'a' and 'a/v1' .* /models/a/v1/"):
+        model_paths(registry)
 
 
 # --- limits and priority of each ---
@@ -275,13 +278,8 @@ def test_limits_are_of_each_model(client: httpx.Client) -> None:
 
 def test_a_priority_is_the_headers_else_the_models(client: httpx.Client) -> None:
     def counted(model: str, priority: str) -> float:
-        lines = client.get("/metrics").text.splitlines()
-        labels = (f'model="{model}"', f'priority="{priority}"', 'route="/embed"', 'status="200"')
-        return sum(
-            float(line.split()[-1])
-            for line in lines
-            if line.startswith("embert_requests_total{") and all(label in line for label in labels)
-        )
+        labels = f'model="{model}",priority="{priority}",route="/embed",status="200"'
+        return Samples.parse(client.get("/metrics").text).get(f"embert_requests_total{{{labels}}}")
 
     for model, header, priority in (
         ("heads", {}, "bulk"),

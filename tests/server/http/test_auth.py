@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 from pathlib import Path
@@ -22,6 +23,35 @@ def accepts(keys: Keys, key: str, path: str = "/embed", method: str = "POST") ->
     except Unauthorized:
         return False
     return True
+
+
+@pytest.mark.parametrize(
+    ("headers", "says"),
+    [
+        *(({"authorization": f"Bearer {key}"}, "") for key in ("first key", "second", "from-file", "indented-ünïcode")),
+        ({"authorization": "bearer  second"}, ""),
+        ({}, "missing"),
+        ({"authorization": ""}, "missing"),
+        ({"authorization": "Bearer"}, "wrong"),
+        *(({"authorization": f"Bearer {key}"}, "wrong") for key in ("canary", "first", "First Key", "# for the tests")),
+        *(({"authorization": value}, "wrong") for value in ("Basic second", "second")),
+        # Azure's header field
+        ({"api-key": "second"}, ""),
+        ({"api-key": "wrong"}, "wrong"),
+        ({"api-key": ""}, "missing"),
+        ({"api-key": "second", "authorization": "Bearer wrong"}, "wrong"),
+        ({"api-key": "wrong", "authorization": "Bearer second"}, ""),
+    ],
+    ids=str,
+)
+def test_header_fields_with_keys(tmp_path: Path, headers: dict[str, str], says: str) -> None:
+    file = tmp_path / "keys"
+    file.write_text("# for the tests\nfrom-file\n\n  indented-ünïcode  \n")
+    keys = Keys(ServeConfig(api_key=("first key", "second"), api_key_file=str(file)))
+    fields = [(name.encode(), value.encode()) for name, value in headers.items()]
+    with pytest.raises(Unauthorized, match=f"is {says}") if says else contextlib.nullcontext() as refused:
+        keys.check({"path": "/embed", "method": "POST", "headers": fields})
+    assert refused is None or "canary" not in refused.value.message
 
 
 def test_a_key_file_is_read_again_when_it_changes(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

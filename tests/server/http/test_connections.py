@@ -7,11 +7,9 @@ import contextlib
 import errno
 import logging
 import os
-import re
 import resource
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -25,10 +23,8 @@ from embert.server.http.connections import (
     ConnectionSlot,
 )
 from embert.server.http.protocol import SURPLUS_S
-from tests.server.connections import LINGERS
 from tests.server.http.echo_server import EARLY, GET, IDLE_S, INNER, LIMIT, Serving, post, scene, skip, wait_until
-from tests.server.live import PATIENT, ROOT, STAND_IN, live, until
-from tests.server.stand_in import HELD
+from tests.server.live import ROOT
 
 
 class Fake:
@@ -112,17 +108,6 @@ def test_the_limit_leaves_files_for_others(files: int) -> None:
 # --- too many ---
 
 
-@scene(served=2)
-async def test_an_idle_connection_is_closed_for_a_new_one(server: Serving) -> None:
-    oldest, other = await server.connect(), await server.connect()
-    for client in (oldest, other, oldest):  # so the other has been idle for longer
-        assert await client.is_open()
-    third = await server.connect()
-    assert (await third.ask(GET)).body == b"/livez "
-    assert not await other.rest()
-    assert await oldest.is_open()
-
-
 @scene(served=2, surplus=1)
 async def test_too_many_connections(server: Serving) -> None:
     busy = [await server.connect() for _ in range(2)]
@@ -145,28 +130,6 @@ async def test_too_many_connections(server: Serving) -> None:
         await server.count(2)
     server.going.set()
     assert [(await client.response()).status for client in busy] == [200, 200]
-
-
-def test_too_many_connections_are_refused_but_for_probes() -> None:
-    options = ("--max-connections", "1", "--metrics-port", "0")
-    with (
-        live(*STAND_IN, *options, env=PATIENT, constants=LINGERS) as server,
-        server.client() as first,
-        ThreadPoolExecutor(1) as pool,
-    ):
-        with server.held() as runs:
-            busy = pool.submit(first.post, "/embed", json={"inputs": [[101, HELD, 102]]})
-            until(runs.exists, what="the request")
-            refused = server.post("/v1/embeddings", {"input": "a"})
-            assert refused.status_code == 503
-            assert (refused.headers["retry-after"], refused.headers["connection"]) == ("1", "close")
-            assert "--max-connections" in refused.json()["error"]["message"]
-            assert re.fullmatch("[0-9a-f]{32}", refused.headers["x-request-id"])
-            assert server.get("/readyz").status_code == 200
-        assert busy.result().status_code == 200
-        metrics = server.metrics()  # over a new connection, for which the idle one is closed
-        assert metrics['embert_rejected_total{reason="connections"}'] >= 1
-        assert metrics['embert_requests_total{route="/v1/embeddings",status="503"}'] == 1
 
 
 # --- idle ones, and those that go on sending ---
