@@ -9,7 +9,6 @@ import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -22,8 +21,7 @@ from embert.server.http.errors import PayloadTooLarge, Unavailable
 from embert.server.http.held_bytes import SMALL_BYTES, HeldBytes
 from tests.server.connections import LINGERS, connect, head
 from tests.server.http.echo_server import GET, GET_LARGE, LARGE, Serving, post, scene, wait_until
-from tests.server.live import MAX_WEIGHTS, PATIENT, STAND_IN, Live, live, until
-from tests.server.models import build_classifier
+from tests.server.live import PATIENT, STAND_IN, Live, live, until
 from tests.server.stand_in import HELD
 
 MB = 1_000_000
@@ -221,18 +219,3 @@ def test_unfinished_bodies_have_a_limit(narrow: Live) -> None:
         )
         assert "--max-held-bytes" in response.json()["error"]["message"]
     until(lambda: narrow.post("/embed", {"inputs": large.decode()}).status_code == 200, what="free memory")
-
-
-def test_scores_of_many_labels_have_a_limit(tmp_path: Path) -> None:
-    build_classifier(tmp_path, *(f"label {number}" for number in range(300)))
-    with live(str(tmp_path), *STAND_IN, constants={MAX_WEIGHTS: 3000}) as server:
-        assert len(server.post("/predict", {"inputs": [["a"]] * 10}).json()) == 10
-        for path, body in {
-            "/predict": {"inputs": [["a"]] * 11},
-            "/classify": {"input": ["a"] * 11},
-            "/vertex": {"instances": [{"inputs": "a"}] * 11},
-        }.items():
-            response = server.post(path, body)
-            assert response.status_code == 413
-            assert "3000" in response.text
-        assert server.metrics()["embert_batch_texts_sum"] < 60  # the refused ones did not run

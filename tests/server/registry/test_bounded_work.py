@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,8 +11,8 @@ import psutil
 import pytest
 
 from embert.server.registry.tokenizing import InputTexts
-from tests.server.live import MAX_WEIGHTS, ROOT, STAND_IN, Live, live
-from tests.server.models import splade
+from tests.server.live import MAX_WEIGHTS, STAND_IN, Live, live
+from tests.server.models import build_classifier, splade
 from tests.server.stand_in import FAIL, SLEEP
 
 MODEL = "sentence-transformers/all-MiniLM-L6-v2"
@@ -77,18 +76,16 @@ WORST: list[tuple[str, str, bytes, int, str]] = [
 
 @pytest.mark.parametrize(("path", "body", "status", "says"), [row[1:] for row in WORST], ids=[row[0] for row in WORST])
 def test_the_worst_requests_take_little_memory(admitting: Live, path: str, body: bytes, status: int, says: str) -> None:
-    answers: list[httpx.Response] = []
-    peak, kept = peak_growth_mb(admitting, lambda: answers.append(send(admitting, path, body)))
-    assert answers[0].status_code == status, answers[0].text[:300]
-    assert says in answers[0].text
+    responses: list[httpx.Response] = []
+    peak, kept = peak_growth_mb(admitting, lambda: responses.append(send(admitting, path, body)))
+    assert responses[0].status_code == status, responses[0].text[:300]
+    assert says in responses[0].text
     assert peak < 400
     assert kept < 200
 
 
-def test_requests_that_fail_leave_nothing_behind(tmp_path: Path) -> None:
+def test_requests_that_fail_leave_nothing_behind() -> None:
     """Without garbage collections, texts in a reference cycle would stay for ever."""
-    (tmp_path / "sitecustomize.py").write_text("import gc\ngc.disable()\n")
-    paths = os.pathsep.join(filter(None, [str(tmp_path), str(ROOT), os.environ.get("PYTHONPATH")]))
     text = b"a " * 1_000_000
     texts = b'","'.join([text[:40_000]] * 50)
     late = {408, 503}  # while its body is read, or afterwards
@@ -102,38 +99,46 @@ def test_requests_that_fail_leave_nothing_behind(tmp_path: Path) -> None:
         ("/tokenize", b'{"inputs":"%b"}' % text, {}, {413}),
         ("/vertex", b'{"instances":[{"inputs":"%b","truncate":3},{"inputs":3}]}' % text, {}, {422}),
     ]
-    with live(*STAND_IN, env={"PYTHONPATH": paths}) as server, server.client(timeout=120.0) as client:
+    with live(*STAND_IN, code="import gc\ngc.disable()\n") as server, server.client(timeout=120.0) as client:
 
         def fail(times: int) -> None:
             for _ in range(times):
                 for path, body, headers, statuses in failures:
-                    answer = client.post(path, content=body, headers=headers)
-                    assert answer.status_code in statuses, (body[:60], answer.text)
+                    response = client.post(path, content=body, headers=headers)
+                    assert response.status_code in statuses, (body[:60], response.text)
 
         fail(2)
         _, kept = peak_growth_mb(server, lambda: fail(5))
         assert kept < 40  # of 80 MB that were sent
 
 
-def test_sparse_vectors_of_an_answer_are_bounded(tmp_path: Path) -> None:
+def test_weights_and_scores_of_a_response_are_bounded(tmp_path: Path) -> None:
     """An untrained SPLADE gives a text a weight for every second word of its vocabulary, 30522 words."""
-    texts = [f"text {index}" for index in range(256)]
+    texts = [f"text {index}" for index in range(334)]
+    labels = build_classifier(tmp_path / "labels", *(f"label {number}" for number in range(300)))
     many: dict[str, dict[str, Any]] = {
-        "/embed_sparse": {"inputs": texts},
-        "/v1/embeddings": {"input": texts, "embedding_types": ["sparse"]},
-        "/vertex": {"instances": [{"inputs": text} for text in texts[:12]]},
+        "/models/sparse/embed_sparse": {"inputs": texts},
+        "/models/sparse/v1/embeddings": {"input": texts, "embedding_types": ["sparse"]},
+        "/models/sparse/vertex": {"instances": [{"inputs": text} for text in texts[:12]]},
+        "/models/labels/predict": {"inputs": [[text] for text in texts]},
+        "/models/labels/classify": {"input": texts},
+        "/models/labels/vertex": {"instances": [{"inputs": text} for text in texts]},
     }
-    with live(str(splade(tmp_path)), "--device", "cpu", constants={MAX_WEIGHTS: 100_000}) as running:
-        assert len(running.post("/embed_sparse", {"inputs": texts[:3]}).json()) == 3
+    models = (f"sparse={splade(tmp_path / 'sparse')}", f"labels={labels}")
+    with live(*models, "--device", "cpu", constants={MAX_WEIGHTS: 100_000}) as running:
+        assert len(running.post("/models/sparse/embed_sparse", {"inputs": texts[:3]}).json()) == 3
+        assert len(running.post("/models/labels/classify", {"input": texts[:-1]}).json()["data"]) == 333
 
         def ask_for_many() -> None:
             for path, body in many.items():
-                answer = running.post(path, body)
-                assert answer.status_code == 413, answer.text[:300]
-                assert "100000" in answer.text
+                response = running.post(path, body)
+                assert response.status_code == 413, response.text[:300]
+                assert "100000" in response.text
 
         peak, _ = peak_growth_mb(running, ask_for_many)
         assert peak < 200
+        # Of labels, /predict and /classify refuse before the work. The first request and the instances were queued.
+        assert running.metrics()['embert_queue_duration_seconds_count{model="labels"}'] == 2
 
 
 def test_tokenize_gives_the_same_in_parts(admitting: Live) -> None:
@@ -157,9 +162,9 @@ LANGCHAIN = {"input": [[9906, 1917]], "model": MODEL, "encoding_format": "base64
 
 @pytest.mark.parametrize("ids", [LANGCHAIN["input"], [9906, 1917]])
 def test_token_ids_of_another_tokenizer_are_refused(admitting: Live, ids: Any) -> None:
-    answer = admitting.post("/v1/embeddings", {**LANGCHAIN, "input": ids})
-    assert answer.status_code == 422
-    error = answer.json()["error"]
+    response = admitting.post("/v1/embeddings", {**LANGCHAIN, "input": ids})
+    assert response.status_code == 422
+    error = response.json()["error"]
     assert (error["type"], error["param"]) == ("invalid_request_error", "input")
     for value in ("OpenAIEmbeddings(check_embedding_ctx_length=False)", "--openai-accepts token-ids"):
         assert value in error["message"]
