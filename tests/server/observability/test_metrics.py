@@ -1,4 +1,4 @@
-"""The metrics: all there from the start, at zero, documented, and true afterwards."""
+"""The metrics: all there from the start, at zero, documented, and true afterwards; and durations that add up."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 import re
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -19,8 +20,8 @@ from embert.server.observability.metrics import (
     REJECT_REASONS,
 )
 from embert.server.observability.scraping import Exposition, Form, Scrapes
-from tests.server.live import ROOT, STAND_IN, Live, live, until
-from tests.server.stand_in import FAIL, SLEEP
+from tests.server.live import PATIENT, ROOT, STAND_IN, Live, Samples, live, until
+from tests.server.stand_in import FAIL, HELD, SLEEP
 
 DOCUMENT = ROOT / "docs" / "metrics.md"
 ROW = re.compile(r"^\| `(\w+)` \| (\w+) \| (.+?) \| (.+?) \|$", re.MULTILINE)
@@ -32,7 +33,7 @@ ASKED = ("/readyz", "/metrics")  # routes that these tests ask a server at rest
 @pytest.fixture(scope="module")
 def fresh() -> Iterator[Live]:
     """A server that nobody has sent work to."""
-    with live(*STAND_IN) as running:
+    with live(*STAND_IN, env=PATIENT) as running:
         yield running
 
 
@@ -106,10 +107,14 @@ def test_info_metrics(at_rest: dict[str, float]) -> None:
     assert all(f'{name}="{value}"' in info for name, value in facts.items())
 
 
-def test_requests_count(fresh: Live, at_rest: dict[str, float]) -> None:
-    def grown(name: str) -> float:
-        return after.get(name, 0) - before.get(name, 0)
+def growth(server: Live, before: Samples) -> Samples:
+    """The increase of each sample, once every request of before is counted, which follows its response."""
+    until(lambda: server.metrics()["embert_requests_in_flight"] == 1, what="the end of all requests")
+    after = server.metrics()
+    return Samples((sample, value - dict.get(before, sample, 0.0)) for sample, value in after.items())
 
+
+def test_requests_count(fresh: Live, at_rest: dict[str, float]) -> None:
     before = fresh.metrics()
     fresh.post("/embed", {"inputs": [[101, 5, 102], [101, 5, 6, 7, 102]]})
     fresh.post("/v1/embeddings", {"input": ["a " * 18] * 5})
@@ -119,45 +124,45 @@ def test_requests_count(fresh: Live, at_rest: dict[str, float]) -> None:
     fresh.post("/embed", {"inputs": [7] * 300})
     texts = before["embert_batch_texts_sum"] + 2 + 5 + 1 + 1  # which an engine process shows a moment later
     until(lambda: fresh.metrics()["embert_batch_texts_sum"] == texts, what="their batches")
-    after = fresh.metrics()
-    assert grown('embert_requests_total{route="/embed",status="200"}') == 2
-    assert grown('embert_requests_total{route="/embed",status="400"}') == 1
-    assert grown('embert_requests_total{route="/embed",status="413"}') == 1
-    assert grown('embert_requests_total{route="/v1/embeddings",status="200"}') == 1
-    assert grown('embert_request_duration_seconds_count{route="/embed"}') == 4
-    assert grown('embert_rejected_total{reason="too_large"}') == 1
+    grown, after = growth(fresh, before), fresh.metrics()
+    assert grown['embert_requests_total{route="/embed",status="200"}'] == 2
+    assert grown['embert_requests_total{route="/embed",status="400"}'] == 1
+    assert grown['embert_requests_total{route="/embed",status="413"}'] == 1
+    assert grown['embert_requests_total{route="/v1/embeddings",status="200"}'] == 1
+    assert grown['embert_request_duration_seconds_count{route="/embed"}'] == 4
+    assert grown['embert_rejected_total{reason="too_large"}'] == 1
     texts, tokens = 2 + 5 + 1 + 1, 8 + 100 + 3 + 256
-    assert grown("embert_texts_total") == texts
-    assert grown("embert_tokens_total") == tokens
-    assert grown("embert_truncated_texts_total") == 1
-    assert grown("embert_request_texts_count") == 4
-    assert grown("embert_request_texts_sum") == texts
-    assert grown("embert_text_tokens_count") == texts
-    assert grown("embert_text_tokens_sum") == tokens
+    assert grown["embert_texts_total"] == texts
+    assert grown["embert_tokens_total"] == tokens
+    assert grown["embert_truncated_texts_total"] == 1
+    assert grown["embert_request_texts_count"] == 4
+    assert grown["embert_request_texts_sum"] == texts
+    assert grown["embert_text_tokens_count"] == texts
+    assert grown["embert_text_tokens_sum"] == tokens
     # By bucket: 3, 3, 5, five times 20, 256.
     cumulative = {4: 2, 8: 3, 16: 3, 32: 8, 64: 8, 128: 8, 256: 9, 512: 9}
     for bound, count in cumulative.items():
-        assert grown(f'embert_text_tokens_bucket{{le="{float(bound)}"}}') == count
-    assert grown("embert_tokenize_duration_seconds_count") == 4
-    assert grown("embert_response_encode_duration_seconds_count") == 4
-    batches = grown('embert_batches_total{engine="0"}')
+        assert grown[f'embert_text_tokens_bucket{{le="{float(bound)}"}}'] == count
+    assert grown["embert_tokenize_duration_seconds_count"] == 4
+    assert grown["embert_response_encode_duration_seconds_count"] == 4
+    batches = grown['embert_batches_total{engine="0"}']
     assert 1 <= batches <= 4
     for name in ("batch_texts", "batch_tokens", "batch_token_fill_ratio"):
-        assert grown(f'embert_{name}_count{{engine="0"}}') == batches
-    assert grown('embert_batch_texts_sum{engine="0"}') == texts
-    assert grown('embert_batch_tokens_sum{engine="0"}') == tokens
-    assert grown('embert_batch_token_fill_ratio_sum{engine="0"}') == pytest.approx(tokens / 16384)
-    assert grown("embert_batch_duration_seconds_count") == batches
-    assert grown("embert_inference_duration_seconds_count") == 4
-    assert grown("embert_queue_duration_seconds_count") == 4
-    assert grown("embert_request_other_duration_seconds_count") == 6  # with those that were refused
+        assert grown[f'embert_{name}_count{{engine="0"}}'] == batches
+    assert grown['embert_batch_texts_sum{engine="0"}'] == texts
+    assert grown['embert_batch_tokens_sum{engine="0"}'] == tokens
+    assert grown['embert_batch_token_fill_ratio_sum{engine="0"}'] == pytest.approx(tokens / 16384)
+    assert grown["embert_batch_duration_seconds_count"] == batches
+    assert grown["embert_inference_duration_seconds_count"] == 4
+    assert grown["embert_queue_duration_seconds_count"] == 4
+    assert grown["embert_request_other_duration_seconds_count"] == 6  # with those that were refused
     assert after["embert_padding_tokens_total" + '{engine="0"}'] == 0
     assert after["embert_queue_tokens"] == after["embert_queue_texts"] == 0
     assert after["embert_requests_in_flight"] == 1  # the one that asks
 
 
 def test_every_request_has_an_outcome(fresh: Live) -> None:
-    """Refusals and clients' own mistakes are told from failures, and errors have series before they happen."""
+    """Refusals and mistakes of clients are told from failures, and errors have series before they happen."""
 
     def counted(route: str) -> dict[tuple[str, str], float]:
         """By status and outcome, and that durations say the same by outcome."""
@@ -187,6 +192,62 @@ def test_every_request_has_an_outcome(fresh: Live) -> None:
     assert late.status_code == 503
     fresh.post("/", {"inputs": ""})
     assert counted("/") == {("424", "failed"): 1, ("503", "expired"): 1, ("400", "client_error"): 1}
+
+
+# --- the parts of requests last as long as the requests ---
+
+INTERACTIVE = 'priority="interactive"'
+PARTS = ("tokenize", "queue", "inference", "response_encode", "request_other")
+
+
+def total(samples: Samples, part: str, of: str, labels: str = "") -> float:
+    return samples.get(f"embert_{part}_duration_seconds_{of}{{{labels}}}", 0.0)
+
+
+@pytest.mark.parametrize("priority", ["interactive", "bulk"])
+def test_means_of_parts_add_up_to_the_mean_request_under_load(server: Live, priority: str) -> None:
+    """The real model, concurrent requests of 1 to 16 texts, all served: each is observed once in every part."""
+    bodies = [{"inputs": [f"text {i} of a request of {n} texts"] * n} for i in range(2) for n in (1, 2, 16)]
+    before = server.metrics()
+    # Four of them fit into the queue at any speed of the machine.
+    with ThreadPoolExecutor(4) as pool, server.client(headers={"x-priority": priority}, timeout=120) as client:
+        responses = list(pool.map(lambda body: client.post("/embed", json=body), 2 * bodies))
+    assert {response.status_code for response in responses} == {200}
+    grown = growth(server, before)
+    labels = f'priority="{priority}"'
+    for part in ("request", *PARTS):
+        assert total(grown, part, "count", labels) == len(responses), part
+        assert total(grown, part, "sum", labels) > 0, part
+    parts_s = sum(total(grown, part, "sum", labels) for part in PARTS)
+    assert parts_s == pytest.approx(total(grown, "request", "sum", labels), rel=1e-6)  # sums of doubles are rounded
+
+
+def test_failures_add_up_too(fresh: Live) -> None:
+    """Refused, failed, out of time: the parts that there were, and all else in `other`."""
+    before = fresh.metrics()
+    with fresh.client(timeout=60) as client:
+        assert client.post("/embed", json={"inputs": ""}).status_code == 400
+        assert client.post("/embed", json={"inputs": ["a"] * 2049}).status_code == 413
+        assert client.post("/embed", json={"inputs": [101, FAIL, 102]}).status_code == 424
+        assert client.post("/embed", json={"inputs": "a"}, headers={"x-priority": "low"}).status_code == 422
+        with fresh.held():
+            late = client.post("/embed", json={"inputs": [101, HELD, 102]}, headers={"x-request-timeout": "3"})
+        assert late.status_code == 503
+        assert client.post("/tokenize", json={"inputs": "a text"}).status_code == 200
+        assert client.get("/").status_code == 200  # the page, which asks nothing of a model
+    grown = growth(fresh, before)
+    assert total(grown, "request", "count", INTERACTIVE) == total(grown, "request_other", "count", INTERACTIVE) == 6
+    assert sum(total(grown, part, "sum") for part in PARTS) == pytest.approx(
+        total(grown, "request", "sum", INTERACTIVE), rel=1e-6
+    )
+    assert grown["embert_queue_duration_seconds_count"] == 2  # the one that failed, the one that was late
+    assert grown["embert_queue_duration_seconds_sum"] >= 0.4  # ... which waited until the end
+    assert grown["embert_inference_duration_seconds_count"] == 0
+    assert total(grown, "response_encode", "count") == 0
+    assert total(grown, "tokenize", "count") == 3
+
+
+# --- scrapes ---
 
 
 def test_a_scrape_leaves_the_loop_alone_and_is_made_once_for_all_who_wait(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -224,7 +285,7 @@ def test_a_scrape_leaves_the_loop_alone_and_is_made_once_for_all_who_wait(monkey
         for _ in range(3):
             go_on.release()
         assert (await first).body == b"1 0"
-        assert {answer.body for answer in await asyncio.gather(*others)} == {b"3 0"}
+        assert {scrape.body for scrape in await asyncio.gather(*others)} == {b"3 0"}
         assert (await another_form).body == b"3 1"
         assert made == [1, 3, 3]
         scrapes.close()
