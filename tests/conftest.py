@@ -74,7 +74,7 @@ GROUPS = {
     "page": (re.compile(r"server/frontend/playground/"), re.compile("")),
     "heads": (
         re.compile(r"(server/frontend/|server/protocols/|test_docs)"),
-        re.compile(r"\b(reranker|classifier|three_heads|late_interaction|splade)\b"),
+        re.compile(r"\b(reranker|classifier|nli|three_heads|late_interaction|splade)\b"),
     ),
     "sentence-transformers": (
         re.compile(r"engine/"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,6 @@ from embert import engine
 from embert.engine import Question
 from tests.engine.test_decisions import QWEN_TEMPLATE, language_model
 from tests.engine.test_decoders import qwen
-from tests.oracles.pipelines import NLI, write
 from tests.server.live import Live, live
 from tests.server.protocols.oracle import model_folder
 from tests.server.refusals import check_refused
@@ -31,13 +29,6 @@ NOUL = {"type": "noul", "instructions": "they met"}
 def near(expected: Any) -> Any:
     """Compare with figures of this process, whose kernels another test may have chosen for another instruction set."""
     return pytest.approx(expected, rel=1e-3, abs=1e-6)
-
-
-@pytest.fixture(scope="module")
-def nli(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
-    folder = write(tmp_path_factory.mktemp("nli"), "uncased", "bert", "ForSequenceClassification", NLI)
-    with live(str(folder), "--device", "cpu", "--max-client-documents", "600") as running:
-        yield running
 
 
 def test_openais_form(nli: Live) -> None:
@@ -128,9 +119,9 @@ def test_typesafes_form(nli: Live, path: str) -> None:
         ({"questions": [{**PREDICATE, "instructions": [{"type": "input_text"}]}]}, 422, ["instructions[0].text"]),
         ({"questions": [5]}, 422, ["`questions[0]`", "an object"]),
         (
-            {"questions": [{**CHOICE, "choices": [{"value": str(n)} for n in range(250)]}] * 3},
+            {"questions": [{**CHOICE, "choices": [{"value": str(n)} for n in range(250)]}] * 41},
             413,
-            ["`questions`", "750", "--max-client-documents"],
+            ["`questions`", "10250", "--max-client-documents"],
         ),
         (
             {
