@@ -2,28 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from datetime import datetime
 from typing import Any
 
 import httpx
-import numpy as np
 import pytest
 
-from tests.server.live import STAND_IN, Live, live
+from tests.server.live import Live
 from tests.server.refusals import check_refused
 
 MODEL = "sentence-transformers/all-MiniLM-L6-v2"
 TEXTS = ["a cat", "a kitten"]
 LONG = "word " * 400
 IGNORED = "x-embert-ignored-fields"
-
-
-@pytest.fixture(scope="module")
-def tagged() -> Iterator[Live]:
-    """A model whose own name has the tag. The server cuts no text unless a request asks for it."""
-    with live(*STAND_IN, "--served-model-name", "cats:latest", "--no-auto-truncate") as running:
-        yield running
 
 
 def vectors(http: httpx.Client, texts: Any = TEXTS, **fields: Any) -> Any:
@@ -125,14 +116,3 @@ def test_the_model_that_is_listed_is_the_one_that_is_shown(http: httpx.Client) -
     }
     assert datetime.fromisoformat(listed["modified_at"]).tzinfo is not None
     assert http.get("/api/version").json() == {"version": http.get("/info").json()["version"]}
-
-
-@pytest.mark.parametrize("name", ["cats", "cats:latest", MODEL, f"{MODEL}:latest"])
-def test_a_name_with_the_tag_is_meant_without_it_too(tagged: Live, name: str) -> None:
-    response = tagged.post("/api/embed", {"input": [LONG], "model": name})
-    assert response.json()["model"] == "cats:latest"
-    assert np.array(response.json()["embeddings"]).shape == (1, 384)
-    assert tagged.get("/api/tags").json()["models"][0]["name"] == "cats:latest"
-    assert tagged.post("/v1/embeddings", {"input": "a", "model": "cats"}).status_code == 404
-    below = tagged.post("/models/cats:latest/api/embed", {"input": "a", "model": name})
-    assert below.json()["model"] == "cats:latest"

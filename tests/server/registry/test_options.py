@@ -37,7 +37,7 @@ def prompted_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def prompted(prompted_model: Path) -> Iterator[Live]:
     options = ("--default-prompt-name", "query", "--no-auto-truncate", "--openai-accepts", "token-ids")
-    with live(str(prompted_model), *STAND_IN, *options) as running:
+    with live(str(prompted_model), *STAND_IN, *options, "--served-model-name", "cats:latest") as running:
         yield running
 
 
@@ -52,9 +52,9 @@ def whole(tokenizer: engine.Tokenizer, text: str) -> list[int]:
     return [token.id for token in tokenizer.tokenize([text])[0]]
 
 
-def same(answer: httpx.Response, ids: list[int]) -> None:
-    assert answer.status_code == 200, answer.text
-    body = answer.json()
+def same(response: httpx.Response, ids: list[int]) -> None:
+    assert response.status_code == 200, response.text
+    body = response.json()
     vectors = [item["embedding"] for item in body["data"]] if isinstance(body, dict) else body
     assert np.allclose(vectors, [expected(ids)], atol=1e-6)
 
@@ -78,9 +78,9 @@ def test_prompt(client: httpx.Client, tokenizer: engine.Tokenizer, options: dict
 
 
 def test_prompts_that_are_refused(client: httpx.Client) -> None:
-    answer = client.post("/v1/embeddings", json={"input": "a", "prompt_name": "passage"})
-    assert (answer.status_code, answer.json()["error"]["param"]) == (422, "prompt_name")
-    assert all(value in answer.text for value in ("document", "long", "query", "'passage'"))
+    response = client.post("/v1/embeddings", json={"input": "a", "prompt_name": "passage"})
+    assert (response.status_code, response.json()["error"]["param"]) == (422, "prompt_name")
+    assert all(value in response.text for value in ("document", "long", "query", "'passage'"))
     assert client.get("/info").json()["prompts"] == ["document", "long", "query"]
     same(client.post("/embed", json={"inputs": [101, 5, 102]}), [101, 5, 102])  # ids have no prompt
     assert client.post("/embed", json={"inputs": [101], "prompt_name": "query"}).status_code == 422
@@ -104,7 +104,7 @@ def test_tokenize_takes_a_prompt_when_asked(client: httpx.Client, tokenizer: eng
 def test_input_type_chooses_a_prompt(
     client: httpx.Client, tokenizer: engine.Tokenizer, input_type: str, prompt: str
 ) -> None:
-    """Where the model has one of that kind; else the server's default prompt stays."""
+    """The server's default prompt stays if the model has none of that kind."""
     same(client.post("/v1/embeddings", json={"input": "a text", "input_type": input_type}),
          whole(tokenizer, f"{prompt}a text"))  # fmt: skip
     named = {"input": "a text", "input_type": input_type, "prompt_name": "long"}
@@ -155,6 +155,16 @@ def test_no_auto_truncate_is_the_default_of_requests(client: httpx.Client, http:
     assert http.get("/info").json()["auto_truncate"] is True
 
 
+def test_ollamas_routes_cut_texts_and_take_a_name_with_the_tag_or_without(client: httpx.Client) -> None:
+    model_id = client.get("/info").json()["model_id"]
+    for name in ("cats", "cats:latest", model_id, f"{model_id}:latest"):
+        for path in ("/api/embed", "/models/cats:latest/api/embed"):
+            response = client.post(path, json={"input": [LONG], "model": name}).json()
+            assert (response["model"], np.shape(response["embeddings"])) == ("cats:latest", (1, 384))
+    assert client.get("/api/tags").json()["models"][0]["name"] == "cats:latest"
+    assert client.post("/v1/embeddings", json={"input": "a", "model": "cats"}).status_code == 404
+
+
 # --- dimensions and normalize, with the real model ---
 
 
@@ -203,8 +213,8 @@ def test_vllms_tokenizer(http: httpx.Client) -> None:
     text = "hello, worlds"
     ids = [token["id"] for token in http.post("/tokenize", json={"inputs": text}).json()[0]]
     body = {"prompt": text, "model": "text-embeddings-inference"}
-    answer = http.post("/tokenize", json=body).json()
-    assert answer == {"count": len(ids), "max_model_len": 256, "tokens": ids, "token_strs": None}
+    response = http.post("/tokenize", json=body).json()
+    assert response == {"count": len(ids), "max_model_len": 256, "tokens": ids, "token_strs": None}
     words = http.post("/tokenize", json={**body, "return_token_strs": True}).json()["token_strs"]
     assert words == ["[CLS]", "hello", ",", "worlds", "[SEP]"]
     bare = http.post("/tokenize", json={**body, "add_special_tokens": False}).json()
