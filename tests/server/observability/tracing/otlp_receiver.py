@@ -52,12 +52,9 @@ class OtlpReceiver:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._spans: list[ReceivedSpan] = []
-        self.count = 0  # spans
         self.bodies: list[bytes] = []
-        self.headers: list[dict[str, str]] = []
-        self.status = 200  # of its answers
-        self.answers = threading.Event()  # while it is not set, no request is answered
-        self.answers.set()
+        self.responds = threading.Event()  # while it is not set, requests wait for their responses
+        self.responds.set()
         receiver = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -67,15 +64,14 @@ class OtlpReceiver:
                 body = self.rfile.read(int(self.headers["content-length"]))
                 if self.headers.get("content-encoding") == "gzip":
                     body = gzip.decompress(body)
-                receiver.answers.wait()
-                if receiver.status == 200:
-                    receiver._take(self.path, dict(self.headers.items()), body)
-                answer = ExportTraceServiceResponse().SerializeToString()
-                self.send_response(receiver.status)
+                receiver.responds.wait()
+                receiver._take(self.path, body)
+                response = ExportTraceServiceResponse().SerializeToString()
+                self.send_response(200)
                 self.send_header("content-type", "application/x-protobuf")
-                self.send_header("content-length", str(len(answer)))
+                self.send_header("content-length", str(len(response)))
                 self.end_headers()
-                self.wfile.write(answer)
+                self.wfile.write(response)
 
             def log_message(self, *_: object) -> None:
                 """Log nothing."""
@@ -90,25 +86,20 @@ class OtlpReceiver:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.answers.set()
+        self.responds.set()
         self._server.shutdown()
         self._server.server_close()
 
     @property
-    def port(self) -> int:
-        """The port that it listens on."""
-        return int(self._server.server_address[1])
-
-    @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+        return f"http://127.0.0.1:{self._server.server_port}"
 
     @property
     def spans(self) -> list[ReceivedSpan]:
         with self._lock:
             return list(self._spans)
 
-    def _take(self, path: str, headers: dict[str, str], body: bytes) -> None:
+    def _take(self, path: str, body: bytes) -> None:
         request = ExportTraceServiceRequest.FromString(body)
         if path != "/v1/traces":
             raise ValueError(f"traces are not sent to {path}")
@@ -119,8 +110,6 @@ class OtlpReceiver:
             for span in scope.spans
         ]
         with self._lock:
-            self.count += len(found)
-            self.headers.append({name.lower(): value for name, value in headers.items()})
             self.bodies.append(body)
             self._spans += [_received(span, _attributes(resource.resource.attributes)) for resource, span in found]
 

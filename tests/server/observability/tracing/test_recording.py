@@ -122,7 +122,7 @@ def test_a_response_that_never_ends_is_not_read_on(head: str) -> None:
 
 
 def ask(app: ASGIApp, recorder: Recorder, *, sampled: bool = True, path: str = "/embed") -> int:
-    """The status of a request through the middleware, in a task of its own."""
+    """The status of a request through the middleware, in a new task."""
     metrics = HttpMetrics(["/embed", "other"], tasks=["/embed"])
     tracer = RequestTracer(recorder.tracer, "http-7", frozenset())
     observer = RequestObserver(

@@ -38,7 +38,7 @@ def test_where_spans_go(option: str | None, environment: dict[str, str], url: st
 
 
 @pytest.mark.parametrize("url", ["", "collector:4318", "grpc://a:4317", "http://", "http://[::1", "http://a:0", "/x"])
-def test_what_is_no_url_is_refused(url: str) -> None:
+def test_a_value_that_is_not_a_url_is_refused(url: str) -> None:
     with pytest.raises(TracingUnavailable, match=r"--otlp-endpoint must be a URL such as http://collector:4318; it is"):
         traces_url(url, {})
 
