@@ -1,4 +1,4 @@
-"""`embert classify` and `embert entities` on files, beside the Python API."""
+"""`embert classify` and `embert entities` on files, compared with the Python API."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ def test_labels_of_lines_and_of_tables(capsys: pytest.CaptureFixture[str], nli: 
     _, more, _ = run(capsys, "classify", nli, "--file", str(table), *options)
     assert [(row["id"], row["body"]) for row in more] == list(enumerate(TEXTS))
     for found, expected in ((rows, own), (more, labeled)):
-        for row, answer in zip(found, expected, strict=True):
-            assert [each["label"] for each in row["labels"]] == [each.label for each in answer]
-            assert [each["score"] for each in row["labels"]] == pytest.approx([each.score for each in answer], abs=1e-5)
+        for row, labels in zip(found, expected, strict=True):
+            assert [each["label"] for each in row["labels"]] == [each.label for each in labels]
+            assert [each["score"] for each in row["labels"]] == pytest.approx([each.score for each in labels], abs=1e-5)
 
 
 def test_entities_of_parquet(capsys: pytest.CaptureFixture[str], tagger: str, tmp_path: Path) -> None:

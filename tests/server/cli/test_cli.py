@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import io
 import json
 import subprocess
 import sys
@@ -84,6 +85,13 @@ def test_embed_with_a_prompt(capsys: pytest.CaptureFixture[str], tmp_path: Path)
         (("a", "--dtype", "int4"), 2, "--dtype"),
         (("a", "--device", "tpu"), 1, "'tpu'"),
         (("a", "--encoder", "none.such:thing"), 1, "none.such"),
+        (("a", "--sparse", "--multi"), 2, "not allowed with"),
+        (("a", "--queries"), 2, "--queries goes with --multi"),
+        (("a", "--sparse", "--dimensions", "8"), 2, "--sparse goes without --dimensions and --no-normalize"),
+        (("a", "--multi", "--no-normalize"), 2, "--multi goes without --dimensions and --no-normalize"),
+        (("a", "--sparse", "-o", "x.npy"), 2, "--sparse writes JSON lines or Parquet: an array x.npy cannot hold"),
+        (("a", "--sparse"), 1, "does not have the task sparse; it has embed, tokens"),
+        (("a", "--multi"), 1, "does not have the task multi_vector; it has embed, tokens"),
         (("a", "--encoder", "cuda-portable", "--device", "cpu"), 1, "cuda-portable encoder does not run on device cpu"),
     ],
 )
@@ -103,21 +111,20 @@ def test_embed_errors(
     assert "Traceback" not in err
 
 
-def test_embed_reads_standard_input_as_utf8_whatever_the_locale() -> None:
-    for written, status in (("Ünïcode 👩‍🚀\n".encode(), 0), (b"fine\n\xff\n", 1)):
-        ended = subprocess.run(
-            [sys.executable, "-m", "embert.server.cli.main", "embed", "-f", "-", "--dimensions", "4", *STAND_IN],
-            input=written,
-            cwd=ROOT,
-            env=environment({"PYTHONIOENCODING": "latin-1", "PYTHONUTF8": "0", "LC_ALL": "C"}),
-            capture_output=True,
-            check=False,
-        )
-        assert ended.returncode == status, ended.stderr
-        if status:
-            assert b"standard input line 2 is not UTF-8: byte 0xff at position 1" in ended.stderr
-        else:
-            assert json.loads(ended.stdout)["text"] == "Ünïcode 👩‍🚀"
+def test_embed_reads_standard_input_as_utf8_whatever_the_locale(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-m", "embert.server.cli.main", "embed", "-f", "-", "--dimensions", "4", *STAND_IN],
+        input="Ünïcode 👩‍🚀\n".encode(),
+        cwd=ROOT,
+        env=environment({"PYTHONIOENCODING": "latin-1", "PYTHONUTF8": "0", "LC_ALL": "C"}),
+        capture_output=True,
+        check=True,
+    )
+    assert json.loads(ended.stdout)["text"] == "Ünïcode 👩‍🚀"
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"fine\n\xff\n"), "latin-1"))
+    failed = embedded("-f", "-")
+    assert failed.returncode == 1
+    assert "standard input line 2 is not UTF-8: byte 0xff at position 1" in failed.stderr
 
 
 # --- embed into files: nothing is lost ---
@@ -173,7 +180,7 @@ def test_embed_resumes_only_what_it_would_have_made_itself(texts: Path, tmp_path
     assert np.load(target).shape == (LINES, 8)
 
 
-def test_embed_into_what_is_no_file_or_a_link(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_embed_into_a_device_a_folder_and_a_link(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert run(capsys, "embed", "-q", "a", "-o", "/dev/null", *STAND_IN)[0] == 0
     assert run(capsys, "embed", "-q", "a", "-o", str(tmp_path), *STAND_IN)[0] == 1
     target, link = tmp_path / "target", tmp_path / "link"
@@ -201,6 +208,15 @@ def test_info_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     )
     assert (facts["pooling"], facts["dimensions"], facts["max_input_length"]) == ("mean", 384, 256)
     assert (facts["encoder"], facts["device"], facts["dtype"]) == ("cpu", "cpu", "float32")
+
+
+@pytest.mark.cpu("kernels")
+def test_info_of_int8_has_the_agreement_with_float32(capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, _ = run(capsys, "info", "--json", "--device", "cpu", "--dtype", "int8")
+    facts = json.loads(out)
+    assert (status, facts["dtype"]) == (0, "int8")
+    assert facts["agreement"]["worst"] >= 0.999
+    assert facts["agreement"]["neighbors"] >= 0.97
 
 
 def test_info_as_text(capsys: pytest.CaptureFixture[str]) -> None:
@@ -233,7 +249,7 @@ def test_the_package_is_the_command() -> None:
     assert ended.stdout == f"embert {__version__}\n"
 
 
-def test_a_reader_that_leaves_is_no_error() -> None:
+def test_a_reader_that_leaves_is_not_an_error() -> None:
     lines = "".join(f"text {i}\n" for i in range(3000))
     command = f"{sys.executable} -m embert.server.cli.main embed -q -f - {' '.join(STAND_IN)} | head -n 1"
     ended = subprocess.run(
@@ -377,14 +393,14 @@ def test_a_key_in_the_environment_is_not_repeated_in_an_error() -> None:
         ("EMBERT_XYZZY_JKQ", "serve --help"),
     ],
 )
-def test_variables_that_are_no_options_are_refused(name: str, meant: str) -> None:
+def test_unknown_variables_are_refused(name: str, meant: str) -> None:
     with pytest.raises(ConfigError, match=f"{name} is not an option") as error:
         parse_serve([], {name: "s3cret"})
     assert meant in str(error.value)
     assert "s3cret" not in str(error.value)
 
 
-def test_what_kubernetes_says_of_services_is_no_option() -> None:
+def test_service_links_of_kubernetes_are_not_options() -> None:
     links = {
         "EMBERT_SERVICE_HOST": "10.0.0.1",
         "EMBERT_SERVICE_PORT_HTTP": "80",

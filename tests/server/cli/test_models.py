@@ -44,7 +44,7 @@ GARBAGE = (b"", b"[" * 200_000, b"\xff", b"null", b"[1]", b'[{"type": 1}]', b'{"
     ],
 )
 def test_files_with_anything_in_them(good: Path, tmp_path: Path, name: str) -> None:
-    """Every field with values of another type, and what is no object."""
+    """Every field with values of another type, and contents that are not an object."""
     path = copy_model(tmp_path) / name
     original = json.loads(path.read_text())
     contents = [*GARBAGE]
