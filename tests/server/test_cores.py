@@ -12,18 +12,18 @@ from embert.server.config import ServeConfig
 
 
 @pytest.mark.parametrize(
-    ("cores", "on_cpu", "beside_gpus"),
+    ("cores", "on_cpu", "with_gpus"),
     [(1, 1, 1), (2, 1, 2), (6, 1, 5), (7, 1, 6), (8, 2, 6), (16, 4, 12), (192, 4, 24)],
 )
-def test_the_default_is_one_for_every_four_cores_and_more_beside_gpus(
-    monkeypatch: pytest.MonkeyPatch, cores: int, on_cpu: int, beside_gpus: int
+def test_the_default_is_one_for_every_four_cores_and_more_with_gpus(
+    monkeypatch: pytest.MonkeyPatch, cores: int, on_cpu: int, with_gpus: int
 ) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(cores)))
-    for gpus, processes in ((0, on_cpu), (2, beside_gpus)):
+    for gpus, processes in ((0, on_cpu), (2, with_gpus)):
         monkeypatch.setattr("embert.server.config.options.visible_gpus", lambda gpus=gpus: gpus)
         assert ServeConfig().http_processes == processes
         assert ServeConfig(workers=3).http_processes == 3
-    assert ServeConfig(device="cuda:1").http_processes == min(12, beside_gpus)
+    assert ServeConfig(device="cuda:1").http_processes == min(12, with_gpus)
     for config in (ServeConfig(device="cpu"), ServeConfig(encoder="cpu")):
         assert config.http_processes == on_cpu
 

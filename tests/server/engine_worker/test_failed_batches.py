@@ -38,7 +38,7 @@ def test_isolated_requests_run_by_themselves(engine: Harness) -> None:
     engine.wait_until(lambda: not engine.loop._queue._running)
 
 
-def test_nothing_is_submitted_beside_an_isolated_request(engine: Harness) -> None:
+def test_nothing_is_submitted_next_to_an_isolated_request(engine: Harness) -> None:
     engine.hold()
     (isolated,) = engine.send([[2]], isolated=True)
     engine.wait_until_running()

@@ -55,7 +55,7 @@ def test_short_texts_do_not_lower_the_rate_that_bounds_the_queue(
 
 
 def test_a_short_text_waits_for_the_long_one_that_is_running(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Beside a stream of the longest texts. In a batch's last part, LEAD_SHARE, the next one is submitted already."""
+    """Next to a stream of the longest texts. In a batch's last part, LEAD_SHARE, the next one is submitted already."""
     engine = VirtualEngine(tmp_path, monkeypatch, {"m": MINILM}, long_text=32_768)
     (counted,) = TokenCounts(load_model().config).of([32_768])
     long_s = MINILM.of(counted)

@@ -29,23 +29,6 @@ def test_an_idle_encoder_runs_at_once_and_a_busy_one_gathers(engine: Harness) ->
     assert [batch.sequences for batch in engine.encoder.batches] == [1, 5]
 
 
-def test_responses_do_not_wait_for_the_thread_that_reads(engine: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
-    server, work = engine.loop._server, engine.loop._work
-    serve, waiting = server.serve, list[bool]()
-
-    def spy(timeout_s: float) -> bool:
-        waiting.append(bool(work.unsent) and server.is_handed_over())
-        return serve(timeout_s)
-
-    monkeypatch.setattr(server, "serve", spy)
-    engine.occupy()
-    engine.wait_until(server.is_handed_over)
-    engine.release()
-    engine.receive(1)
-    assert waiting
-    assert not any(waiting)
-
-
 def test_a_large_request_is_split_and_lets_a_small_one_through(engine: Harness) -> None:
     engine.hold()
     large, *_ = engine.send([[5] * 16] * 40)

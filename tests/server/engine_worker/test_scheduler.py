@@ -181,7 +181,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert self.scheduler.tokens_of(model, low_priority=False) == sum(interactive.values())
 
     def _before(self, sizes: dict[int, int], tokens: int) -> int:
-        """Tokens of a lane that run before a new request of so many: of large ones only before another large one."""
+        """Tokens of a lane that run before a new request of this size: of large ones only before another large one."""
         small = sum(size for key, size in sizes.items() if key in self.small)
         return small + sum(min(size, tokens) for key, size in sizes.items() if key not in self.small and tokens > SMALL)
 

@@ -50,16 +50,6 @@ def test_batches_too_short_or_too_long_for_it_are_waited_for(engine: Harness, cl
     engine.receive(2)
 
 
-def test_a_full_batch_is_submitted_while_another_runs(engine: Harness) -> None:
-    engine.hold()
-    engine.send([[1] * BUDGET], [[2] * BUDGET], [[3] * BUDGET])
-    engine.wait_until_running()
-    engine.wait_until(lambda: len(engine.encoder.batches) == 2)
-    engine.release(3)
-    engine.receive(3)
-    assert [batch.tokens for batch in engine.encoder.batches] == [BUDGET] * 3
-
-
 def test_the_encoder_never_holds_more_than_two_batches(engine: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
     held = most = 0
     submit, wait = engine.encoder.submit, engine.encoder.wait
@@ -91,12 +81,12 @@ def test_the_encoder_never_holds_more_than_two_batches(engine: Harness, monkeypa
     assert (held, most) == (0, 2)
 
 
-@pytest.mark.parametrize("beside_interactive", [False, True])
+@pytest.mark.parametrize("with_interactive", [False, True])
 def test_full_batches_of_low_priority_wait_only_while_interactive_requests_come(
-    engine: Harness, clock: Clock, monkeypatch: pytest.MonkeyPatch, beside_interactive: bool
+    engine: Harness, clock: Clock, monkeypatch: pytest.MonkeyPatch, with_interactive: bool
 ) -> None:
     engine.model.throughput.calibrate(0.0, 0.009)
-    if beside_interactive:
+    if with_interactive:
         monkeypatch.setattr("embert.server.engine_worker.work_queue.INTERACTIVE_MEMORY_S", 600.0)
         engine.send([[1, 1]])
         engine.receive(1)
@@ -104,7 +94,7 @@ def test_full_batches_of_low_priority_wait_only_while_interactive_requests_come(
     engine.hold()
     engine.send(*[[[number] * BUDGET] for number in range(1, 4)], low_priority=True)
     engine.wait_until_running()
-    if beside_interactive:
+    if with_interactive:
         engine.wait_until(lambda: engine.queued() == 2)
         assert len(engine.encoder.batches) == before + 1
     else:

@@ -1,13 +1,15 @@
-"""The engine's account of itself."""
+"""The engine's reports: progress of loading, throughput and busy time."""
 
 from __future__ import annotations
 
 from random import Random
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from embert.server.engine_worker.process import LoadProgress
 from embert.server.engine_worker.throughput import BusyTime, ThroughputEstimate
 
 BATCH = 2048
@@ -86,3 +88,13 @@ def test_the_busy_part_of_a_window() -> None:
     busy.add(0.0, 1.0)
     busy.add(3.0, 4.0)
     assert busy.ratio(5.0) == pytest.approx(0.4)
+
+
+def test_progress_is_reported_once_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, steps = 100.0, list[str]()
+    monkeypatch.setattr("embert.server.engine_worker.process.time", SimpleNamespace(monotonic=lambda: now))
+    progress = LoadProgress(steps.append)
+    for gigabytes in range(15):
+        now += 0.4
+        progress(gigabytes * 10**9, 15_200_000_000)
+    assert steps == [f"loading the weights, {gigabytes}.0 of 15.2 GB" for gigabytes in (2, 5, 8, 11, 14)]

@@ -41,7 +41,7 @@ def test_a_deadline_counts_the_work_of_both(two: TwoModels) -> None:
     two.occupy()
     two.send([[3] * 20], [[4] * 20], model=1)
     two.wait_until(lambda: two.queued() == 2)
-    # 10 tokens of its own, and as long for the other model's: 20 s.
+    # Its 10 tokens, and as long for the other model's: 20 s.
     (early,) = two.send([[5] * 10], patience_s=15.0)
     assert two.receive(1)[early][0].error == "cannot_meet_deadline"
     (enough,) = two.send([[5] * 10], patience_s=25.0)

@@ -180,7 +180,7 @@ class VirtualEngine:
     ) -> None:
         """`slower`: what batches take, as a multiple of what they are expected to.
 
-        With `long_text` each request of a flood is one text of so many tokens; attention takes its part of the time.
+        With `long_text` each request of a flood is one text of this many tokens; attention takes its part of the time.
         """
         self._clock, self._names, self._low_priority = Clock(), list(speeds), low_priority
         for module in ("loop", "work_queue"):

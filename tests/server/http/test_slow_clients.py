@@ -106,7 +106,7 @@ def test_a_body_that_does_not_come_is_408(impatient: Live, path: str, sent: int)
     assert impatient.metrics()[counted] == 1
 
 
-def test_an_response_that_is_not_read_is_cut_off(impatient: Live) -> None:
+def test_a_response_that_is_not_read_is_cut_off(impatient: Live) -> None:
     texts = json.dumps({"inputs": [[101, number, 102] for number in range(1000, 3000)]}).encode()  # 8 MB of vectors
     with socket.socket() as sock:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)

@@ -30,7 +30,7 @@ while True:
 def process(
     terminal: int | None = None, *, nohup: bool = False
 ) -> Iterator[tuple[subprocess.Popen[str], Iterator[str]]]:
-    """A process with these handlers in a session of its own, and the lines that it has written."""
+    """A process with these handlers in a new session, and the lines that it has written."""
 
     def begin() -> None:
         if terminal is not None:

@@ -114,7 +114,7 @@ def test_what_fails_has_a_line_too(logging: Live) -> None:
     assert line_of(logging, "failed")["tokens"] == 3
 
 
-def test_what_is_no_request_has_a_line_too(logging: Live) -> None:
+def test_bytes_that_are_not_a_request_have_a_line_too(logging: Live) -> None:
     with socket.create_connection(("127.0.0.1", logging.ports[0])) as connection:
         connection.sendall(f"{CANARY}\r\n\r\n".encode())
         assert b" 400 " in connection.recv(1000)

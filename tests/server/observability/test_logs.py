@@ -1,4 +1,4 @@
-"""Log lines, in a process of their own since they are the whole process's."""
+"""Log lines, each test in another process, because logging is configured for a whole process."""
 
 from __future__ import annotations
 

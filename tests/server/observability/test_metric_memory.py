@@ -13,7 +13,7 @@ from embert.server.observability.scraping import exposition
 
 
 def values(memory: MetricMemory, process: str) -> type:
-    """The class of values of one process, over a descriptor and mappings of its own."""
+    """The class of values of one process, over another descriptor and other mappings."""
     region = MetricMemory(os.dup(memory.fd)).region(process)
     region.begin()
     return value_class(region, msgspec.json.encode)
@@ -44,7 +44,7 @@ def test_processes_are_summed_and_a_replacement_continues() -> None:
     assert MetricMemory(memory.fd).region("http-1").pid == os.getpid()
 
 
-def test_regions_are_added_and_unknown_ones_are_no_regions() -> None:
+def test_regions_are_added_and_unknown_ones_are_an_error() -> None:
     memory = MetricMemory.create(["supervisor"])
     other = MetricMemory(memory.fd)
     memory.add(["engine-0"])

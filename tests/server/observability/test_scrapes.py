@@ -90,11 +90,11 @@ def test_openmetrics_says_the_same(two: Live) -> None:
 @pytest.mark.parametrize("port", [0, 1], ids=["http", "metrics-port"])
 def test_gzip_where_it_is_asked_for(two: Live, port: int) -> None:
     url = (two.url, two.metrics_url)[port]
-    with httpx.Client(headers={"accept-encoding": "gzip"}) as client, client.stream("GET", f"{url}/metrics") as answer:
-        raw = b"".join(answer.iter_raw())
-    assert answer.headers["content-encoding"] == "gzip"
-    assert answer.headers["vary"] == "accept, accept-encoding"
-    assert int(answer.headers["content-length"]) == len(raw)
+    with httpx.Client(headers={"accept-encoding": "gzip"}) as client, client.stream("GET", f"{url}/metrics") as scrape:
+        raw = b"".join(scrape.iter_raw())
+    assert scrape.headers["content-encoding"] == "gzip"
+    assert scrape.headers["vary"] == "accept, accept-encoding"
+    assert int(scrape.headers["content-length"]) == len(raw)
     text = gzip.decompress(raw)
     assert b"\nembert_requests_total{" in text
     assert len(raw) < len(text) / 5
@@ -106,7 +106,7 @@ def test_exemplars_are_of_all_processes_and_name_the_request_or_its_trace(two: L
     with one_to_each(two) as connections:
         (first, second) = connections.values()
         for connection, headers in ((first, traced), (second, {"x-request-id": "mine"})):
-            # Routes of their own, or one could be newer than the other in the same bucket.
+            # Different routes, or one could be newer than the other in the same bucket.
             path = "/embed" if connection is first else "/embed_all"
             connection.request("POST", path, json.dumps({"inputs": [101, 7, 102]}), headers)
             assert connection.getresponse().read()

@@ -165,7 +165,7 @@ def test_errors_name_the_field_that_was_sent(http: httpx.Client) -> None:
         assert f"`{name}`" in response.text, response.text
 
 
-def test_booleans_may_be_words_and_null_is_no_value(http: httpx.Client) -> None:
+def test_booleans_may_be_words_and_null_counts_as_absent(http: httpx.Client) -> None:
     plain = http.post("/embed", json={"inputs": "a", "normalize": False}).json()
     for body in (
         {"inputs": "a", "normalize": "false", "truncation_direction": None},

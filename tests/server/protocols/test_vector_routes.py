@@ -117,7 +117,7 @@ def test_some_kinds(three_heads: Live, oracle: dict[Task, TaskOutput]) -> None:
     dense = three_heads.post("/v1/embeddings", {**body, "dimensions": 3}).json()
     assert dense["data"] == three_heads.post("/v1/embeddings", {"input": TEXTS, "dimensions": 3}).json()["data"]
     both = three_heads.post("/v1/embeddings", {"input": TEXTS, "embedding_types": ["dense", "sparse"]}, headers=RAW)
-    assert both.headers["content-type"] == "application/json"  # rows of two kinds are no table
+    assert both.headers["content-type"] == "application/json"  # rows of two kinds do not form a table
 
 
 @pytest.mark.parametrize(
@@ -197,7 +197,7 @@ def test_token_vectors_of_a_request_are_one_batch_at_most(
         (Adapters(("a", "b"), 4, 1.0), ModelConfig(default_prompt="c"), [("c", -1)] * 2),
     ],
 )
-def test_a_default_prompt_of_the_servers_own_replaces_the_models(
+def test_a_default_prompt_of_the_server_replaces_the_models(
     adapters: Adapters | None, config: ModelConfig, expected: list[tuple[str, int]]
 ) -> None:
     """A prompt with the name of an adapter chooses it. No adapter here is that of queries."""

@@ -38,9 +38,3 @@ def open_page(browser: Chrome, url: str) -> None:
     browser.get("about:blank")  # another hash would not load the page
     browser.get_log("browser")  # type: ignore[no-untyped-call]  # what others left there
     browser.get(url)
-
-
-def views(browser: Chrome) -> list[str]:
-    """The panels that are shown."""
-    panels = browser.find_elements(By.CLASS_NAME, "panel")
-    return [panel.get_attribute("id") or "" for panel in panels if panel.is_displayed()]
