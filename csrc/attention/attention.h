@@ -67,11 +67,11 @@ Status attention_fp32_decoder(const void* qkv, const WindowedWork& work, const A
                               const Stream& stream);
 Status attention_sm80_decoder(DType dtype, const void* qkv, const WindowedWork& work, const AttentionHeads& heads,
                               void* context, const Stream& stream);  // 16-bit types
-// The same for head sizes over kMaxTileHead, which the other kernels of 16-bit types do not take. step_keys: 32 or 16,
-// 0 for as many as the device has shared memory for; bits depend on it.
+// The same for head sizes over kMaxTileHead, which the other kernels of 16-bit types do not take. A step has 32 keys,
+// or 16 where the device has too little shared memory; bits depend on it.
 constexpr int kMaxTileHead = 256;
 Status attention_sm80_wide(DType dtype, const void* qkv, const WindowedWork& work, const AttentionHeads& heads,
-                           void* context, const Stream& stream, int step_keys = 0);
+                           void* context, const Stream& stream);
 bool attention_sm90_supports(DType dtype, int head_size, int window);
 Status attention_sm90(DType dtype, const void* qkv, int rows, const WindowedWork& work, int heads, int head_size,
                       const RelativeScores& relative, void* context, TensorMaps& maps, const Stream& stream);

@@ -127,13 +127,13 @@ Status launch_wide(const void* qkv, const WindowedWork& work, const AttentionHea
 }  // namespace
 
 Status attention_sm80_wide(DType dtype, const void* qkv, const WindowedWork& work, const AttentionHeads& shape,
-                           void* context, const Stream& stream, int step_keys) {
+                           void* context, const Stream& stream) {
   int device = 0, most = 0;
   EMBERT_CUDA(cudaGetDevice(&device));
   EMBERT_CUDA(cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device));
   return with_half_dtype(dtype, [&](auto type) {
     using T = decltype(type);
-    const bool many = step_keys == 0 ? size_t(most) >= WideLayout<T, 32>::kSharedBytes : step_keys == 32;
+    const bool many = size_t(most) >= WideLayout<T, 32>::kSharedBytes;
     return (many ? launch_wide<T, 32> : launch_wide<T, 16>)(qkv, work, shape, context, stream);
   });
 }

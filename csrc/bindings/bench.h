@@ -119,6 +119,4 @@ struct Provided {
   int splits = 1;  // of the last run's row statistics
 };
 
-void bind_splade(nanobind::module_& module, nanobind::class_<Bench>& bench);
-
 }  // namespace embert

@@ -14,7 +14,6 @@
 #include "bindings/bench.h"
 #include "gemm/gemm.h"
 #include "heads/heads.h"
-#include "ops/convolution.h"
 #include "ops/elementwise.h"
 #include "ops/embedding.h"
 #include "ops/norm.h"
@@ -26,7 +25,7 @@ NB_MODULE(_cuda_testing, m) {
   using namespace embert;
   using Product = Provided<Linear>;
   using TestFeedForward = Provided<FeedForward>;
-  using TestExperts = Provided<Experts>;
+  using Maxima = Provided<TextMaxima>;
   m.doc() = "Single kernels on device memory, for tests and benchmarks.";
   bind_exceptions(m);
   nb::class_<Product>(m, "Product")
@@ -55,21 +54,13 @@ NB_MODULE(_cuda_testing, m) {
           "backwards"_a = false)
       .def_ro("splits", &TestFeedForward::splits);
 
-  nb::class_<TestExperts>(m, "RoutedProducts")
-      .def("run",
-           [](TestExperts& self, Bench& bench, int type, Address x, Address router, int rows, int hidden, int experts,
-              int top_k, Address routes, Address slots, Address counts, Address tiles, Address inner, Address outputs,
-              Address bias, Address gamma, Address beta, float epsilon, Address y) {
-             const RoutedRows routed{{experts, top_k}, routes, slots, counts, tiles};
-             Stream stream = bench.stream();
-             bench.check(route_rows(DType(type), x, router, rows, hidden, routed, stream));
-             bench.check(self.made->run(x, rows, routed, inner, outputs, stream));
-             bench.check(
-                 combine_rows(DType(type), x, outputs, routed, bias, {gamma, beta}, rows, hidden, epsilon, y, stream));
-           });
+  nb::class_<Maxima>(m, "Maxima")
+      .def("run", [](Maxima& self, Bench& bench, Address x, Address text_of, int rows, Address maxima) {
+        bench.check(self.made->run({x, text_of, rows, 0, rows, 0}, maxima, bench.stream()));
+      });
 
-  nb::class_<Bench> bench(m, "Bench");
-  bench.def(nb::init<>())
+  nb::class_<Bench>(m, "Bench")
+      .def(nb::init<>())
       .def("dependent_launch", &Bench::dependent_launch)
       .def("allocate", &Bench::allocate)
       .def("free", &Bench::free)
@@ -124,8 +115,7 @@ NB_MODULE(_cuda_testing, m) {
           "feed_forward",
           [](Bench& bench, int type, Address in_weight, Address in_bias, Address out_weight, Address out_bias,
              int hidden, int inner, int activation, Address gamma, Address beta, float epsilon, Address exact,
-             bool prescaled_rows, Address next_gamma, Address in_scales, Address out_scales, Address data,
-             Address row_scales) {
+             bool prescaled_rows, Address next_gamma) {
             auto test = std::make_unique<TestFeedForward>();
             test->provider = open_provider(bench, "hopper", "", DType(type));
             const Norm norm{gamma, beta};
@@ -134,9 +124,6 @@ NB_MODULE(_cuda_testing, m) {
             in.exact = exact;
             in.prescaled_rows = out.prescaled_rows = prescaled_rows;
             out.next_gamma = next_gamma;
-            in.scales = in_scales, out.scales = out_scales;
-            in.quantized = out.quantized = {data, row_scales};
-            out.block = in_scales ? kInnerBlock : 0;
             std::unique_ptr<Linear> first, second;
             bench.check(test->provider->prepare(in, bench.stream(), first));
             bench.check(test->provider->prepare(out, bench.stream(), second));
@@ -145,17 +132,18 @@ NB_MODULE(_cuda_testing, m) {
           },
           "dtype"_a, "in_weight"_a, "in_bias"_a, "out_weight"_a, "out_bias"_a, "hidden"_a, "inner"_a, "activation"_a,
           "gamma"_a = 0, "beta"_a = 0, "epsilon"_a = 0.0f, "exact"_a = 0, "prescaled_rows"_a = false,
-          "next_gamma"_a = 0, "in_scales"_a = 0, "out_scales"_a = 0, "data"_a = 0, "row_scales"_a = 0,
+          "next_gamma"_a = 0,
           "The Norm (gamma, beta) is of x; the rest as in `product`, of the first product's weights.")
-      .def("experts",
-           [](Bench& bench, const std::string& provider, const std::string& library, int type, Address inner,
-              Address out, int count, int hidden, int columns, int activation) {
-             auto test = std::make_unique<TestExperts>();
+      .def("maxima",
+           [](Bench& bench, const std::string& provider, const std::string& library, int type, Address weight,
+              Address bias, int out, int in) {
+             auto test = std::make_unique<Maxima>();
              test->provider = open_provider(bench, provider, library, DType(type));
-             const ExpertWeights weights{inner, out, count, hidden, columns, Activation(activation)};
-             bench.check(test->provider->groups_experts()
-                             ? test->provider->prepare_experts(weights, bench.stream(), test->made)
-                             : make_dense_experts(*test->provider, DType(type), weights, bench.stream(), test->made));
+             const LinearWeights weights{weight, bias, out, in, Activation::kNone, {}, {}, 0.0f};
+             bench.check(test->provider->prepare_maxima(weights, bench.stream(), test->made));
+             if (test->made == nullptr)
+               bench.check(make_portable_maxima(*test->provider, DType(type), weights, bench.stream(), test->made));
+             bench.synchronize();
              return test;
            })
       .def("offsets",
@@ -203,11 +191,6 @@ NB_MODULE(_cuda_testing, m) {
            [](Bench& bench, int type, Address x, Address gamma, int rows, int hidden, float epsilon, Address y) {
              bench.check(multiply_rmsnorm(DType(type), x, gamma, rows, hidden, epsilon, y, bench.stream()));
            })
-      .def("embed_words",
-           [](Bench& bench, int type, Address word, Address ids, int rows, int hidden, float scale, Address y,
-              Address after, Address sums) {
-             bench.check(embed_words(DType(type), word, ids, rows, hidden, scale, y, after, sums, bench.stream()));
-           })
       .def("qk_norm",
            [](Bench& bench, int type, Address x, int rows, int pitch, Address query, Address key, int heads,
               float epsilon, int head_size, int rotary_dim, int columns, Address table, Address positions, int values) {
@@ -215,25 +198,9 @@ NB_MODULE(_cuda_testing, m) {
              bench.check(
                  qk_norm_rope(DType(type), x, rows, pitch, {query, key, heads, epsilon}, rope, values, bench.stream()));
            })
-      .def("convolve",
-           [](Bench& bench, int type, Address x, Address positions, int taps, int after, Address weight, Address bias,
-              int rows, int hidden, Address y) {
-             bench.check(convolve_rows(DType(type), x, positions, {taps, after, {weight, bias}}, rows, hidden, y,
-                                       bench.stream()));
-           })
       .def("activate",
            [](Bench& bench, int type, int activation, int rows, int columns, Address x) {
              bench.check(activate_rows(DType(type), Activation(activation), rows, columns, x, bench.stream()));
-           })
-      .def("gate",
-           [](Bench& bench, int type, int activation, Address x, int rows, int columns, Address y) {
-             bench.check(gate_rows(DType(type), Activation(activation), x, rows, columns, y, bench.stream()));
-           })
-      .def("rope",
-           [](Bench& bench, int type, Address x, int rows, int pitch, int head_size, int rotary_dim, int columns,
-              Address table, Address positions) {
-             const RopeColumns rope{head_size, rotary_dim, columns, table, positions};
-             bench.check(rope_rows(DType(type), x, rows, pitch, rope, bench.stream()));
            })
       .def(
           "attention",
@@ -249,39 +216,6 @@ NB_MODULE(_cuda_testing, m) {
           "dtype"_a, "qkv"_a, "rows"_a, "tiles"_a, "tile_count"_a, "shorts"_a, "short_count"_a, "heads"_a,
           "head_size"_a, "context"_a, "hopper"_a = false, "queries"_a = 0, "relative"_a = 0, "reach"_a = 0,
           "window"_a = 0, "kv_heads"_a = 0, "scale"_a = 0.0f, "causal"_a = false, "prefixes"_a = 0)
-      .def("wide_attention",
-           [](Bench& bench, int type, Address qkv, Address tiles, int tile_count, Address shorts, int short_count,
-              int heads, int kv_heads, int head_size, bool causal, int window, Address context, int step_keys) {
-             const AttentionWork work{tiles, tile_count, shorts, short_count};
-             bench.check(attention_sm80_wide(DType(type), qkv, {work, window},
-                                             {heads, kv_heads, head_size, 0.0f, causal}, context, bench.stream(),
-                                             step_keys));
-           })
-      .def("disentangled_attention",
-           [](Bench& bench, int type, Address qkv, Address tiles, int tile_count, Address shorts, int short_count,
-              int heads, int head_size, float scale, Address keys, Address queries, Address row_of, int longest,
-              Address context) {
-             const AttentionWork work{tiles, tile_count, shorts, short_count};
-             bench.check(attention_sm80_disentangled(DType(type), qkv, work, {heads, heads, head_size, scale},
-                                                     {keys, queries, row_of, longest}, context, bench.stream()));
-           })
-      .def("attention_in_blocks",
-           [](Bench& bench, Address qkv, int rows, Address tiles, int tile_count, Address shorts, int short_count,
-              int heads, Address context, Address maxima, Address relative, int reach) {
-             const AttentionWork work{tiles, tile_count, shorts, short_count};
-             bench.check(attention_in_blocks(qkv, rows, {work}, heads, {relative, reach}, {context, maxima},
-                                             *bench.maps(DType::kFloat16), bench.stream()));
-           })
-      .def("quantize_blocks",
-           [](Bench& bench, Address x, int rows, int columns, int block, Address data, Address scales) {
-             bench.check(quantize_block_rows(DType::kFloat16, x, rows, columns, block, {data, scales}, bench.stream()));
-           })
-      .def("quantize",
-           [](Bench& bench, Address x, Address sums, int parts, Address gamma, Address beta, int rows, int columns,
-              float epsilon, Address data, Address scales) {
-             bench.check(quantize_rows(DType::kFloat16, {x, sums, parts}, {gamma, beta}, rows, columns, epsilon,
-                                       {data, scales}, bench.stream()));
-           })
       .def("gather",
            [](Bench& bench, int type, Address context, int context_columns, Address x, Address sums, int parts,
               Address cu_seqlens, int pooling, int sequences, int hidden, Address context_to, Address x_to,
@@ -293,45 +227,10 @@ NB_MODULE(_cuda_testing, m) {
           "pool",
           [](Bench& bench, int type, int pooling, Address hidden_states, Address cu_seqlens, Address cuts,
              int sequences, int hidden, Address vectors, Address sums, int parts, Address gamma, Address beta,
-             float epsilon, bool gathered, int longest, Address chosen) {
-            bench.check(pool(DType(type), Pooling(pooling), {hidden_states, sums, parts}, gathered, {gamma, beta},
-                             epsilon, cu_seqlens, cuts, chosen, sequences, longest, hidden, vectors, bench.stream()));
+             float epsilon, int longest) {
+            bench.check(pool(DType(type), Pooling(pooling), {hidden_states, sums, parts}, false, {gamma, beta}, epsilon,
+                             cu_seqlens, cuts, nullptr, sequences, longest, hidden, vectors, bench.stream()));
           },
           "dtype"_a, "pooling"_a, "hidden_states"_a, "cu_seqlens"_a, "cuts"_a, "sequences"_a, "hidden"_a, "vectors"_a,
-          "sums"_a = 0, "parts"_a = 1, "gamma"_a = 0, "beta"_a = 0, "epsilon"_a = 0.0f, "gathered"_a = false,
-          "longest"_a = 0, "chosen"_a = 0)
-      .def("dense",
-           [](Bench& bench, Address x, int rows, Address weight, Address bias, int in, int out, int activation,
-              Address y, int y_pitch) {
-             const DenseLayer layer{{in, out, HeadActivation(activation)}, weight, bias};
-             bench.check(dense(x, rows, layer, y, y_pitch, bench.stream()));
-           })
-      .def("cut_rows", [](Bench& bench, Address x, Address cuts, Address chosen, int rows, int width,
-                          Address y) { bench.check(cut_rows(x, cuts, chosen, rows, width, y, bench.stream())); })
-      .def("token_rows",
-           [](Bench& bench, int type, Address x, Address chosen, int rows, int columns, bool unit_length, Address y) {
-             bench.check(token_rows(DType(type), x, chosen, rows, columns, unit_length, y, bench.stream()));
-           })
-      .def("max_sims",
-           [](Bench& bench, int type, Address x, int columns, Address spans, int documents, int parts, Address y) {
-             bench.check(max_sims(DType(type), x, columns, spans, documents, parts, y, bench.stream()));
-           })
-      .def("token_weights",
-           [](Bench& bench, int type, Address x, Address sums, int parts, Address gamma, Address beta, float epsilon,
-              Address chosen, int rows, int hidden, Address weight, Address bias, Address y) {
-             bench.check(token_weights(DType(type), {x, sums, parts}, {gamma, beta}, epsilon, chosen, rows, hidden,
-                                       weight, bias, y, bench.stream()));
-           })
-      .def("marker_logits",
-           [](Bench& bench, int type, Address x, Address ids, Address cu_seqlens, Address chosen, int texts, int marker,
-              int hidden, Address weight, Address bias, int columns, Address y) {
-             bench.check(marker_logits(DType(type), x, ids, cu_seqlens, chosen, texts, marker, hidden, weight, bias,
-                                       columns, y, bench.stream()));
-           })
-      .def("vocabulary_mass", [](Bench& bench, int type, Address x, int rows, Address matrix, int vocabulary,
-                                 int hidden, Address scratch, size_t scratch_floats, Address y) {
-        bench.check(vocabulary_mass(DType(type), x, rows, matrix, vocabulary, hidden, scratch, scratch_floats, y,
-                                    bench.stream()));
-      });
-  bind_splade(m, bench);
+          "sums"_a = 0, "parts"_a = 1, "gamma"_a = 0, "beta"_a = 0, "epsilon"_a = 0.0f, "longest"_a = 0);
 }

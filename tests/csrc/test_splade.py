@@ -1,4 +1,4 @@
-"""SPLADE's head: maxima over texts, the pairs made of them, and the whole head, each against float64."""
+"""Maxima over texts, from which SPLADE makes its pairs, against float64."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ class Product:
         """[texts, out]"""
         maxima = self.device.put(np.zeros((len(lengths), self.pitch), np.float32))
         text_of = self.device.put(texts_of(lengths))
-        self.product.run(self.device.launch, self.device.put(x), text_of, len(x), 0, len(x), 0, maxima)
+        self.product.run(self.device.launch, self.device.put(x), text_of, len(x), maxima)
         return self.device.get(maxima, (len(lengths), self.pitch), np.float32)[:, : self.out]
 
     def exact(self, x: npt.NDArray[Any], lengths: list[int]) -> ref.Doubles:
