@@ -1,5 +1,6 @@
-// embert.engine._cuda_testing: device memory as plain addresses, every launcher as a function, and a timer that replays
-// a graph of them. For tests/csrc and benchmarks only: it is built where EMBERT_TESTING is on, and no wheel has it.
+// embert.engine._cuda_testing: device memory as plain addresses, launchers of csrc as functions, and a timer that
+// replays a graph of them. For tests/csrc and benchmarks only: it is built where EMBERT_TESTING is on, and no wheel has
+// it.
 
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
@@ -11,7 +12,7 @@
 #include <string>
 
 #include "attention/attention.h"
-#include "bindings/bench.h"
+#include "bench.h"
 #include "gemm/gemm.h"
 #include "heads/heads.h"
 #include "ops/elementwise.h"
