@@ -26,11 +26,6 @@ int EncoderConfig::stored_layers() const {
   return shared.empty() ? layers : 1 + *std::max_element(shared.begin(), shared.end());
 }
 
-bool EncoderConfig::reads_positions() const {
-  const auto reads = [](const LayerAttention& each) { return each.rotary_dim > 0 || each.taps > 0; };
-  return std::any_of(attention.begin(), attention.end(), reads);
-}
-
 bool EncoderConfig::shares_prefixes() const {
   for (int layer = 0; layer < layers; ++layer) {
     if (convolves(layer) || attention_heads(layer).head_size > kMaxTileHead) return false;

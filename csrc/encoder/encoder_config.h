@@ -62,7 +62,6 @@ struct EncoderConfig {
   int stored_layers() const;  // number of layers with weights
   // Columns of each RoPE table: half of its rotary dimension.
   std::vector<int> angle_tables() const;
-  bool reads_positions() const;  // in a layer
   bool shares_prefixes() const;  // a sequence may continue another one (encoder/batch.h)
   // On each side, the distances for which `relative` scores are stored: whole tiles of attention.
   int reach() const { return relative ? (positions + kAttentionRows - 1) / kAttentionRows * kAttentionRows : 0; }

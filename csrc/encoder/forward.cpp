@@ -142,10 +142,6 @@ Status Replay::embed_batch(const Op& op) {
     return add_types(config_.dtype, before_->last_norm(), before_->config.epsilon, tables.type, offsets.types,
                      plan_.rows, columns, to, sums, stream_);
   tables.prescaled_rows = model_.weights.prescales_rows();
-  // One launch for few rows, where the device has clusters; it writes row statistics, and no positions.
-  const bool small = plan_.on_host && op.writes_stats && plan_.rows <= kSmallRows && stream_.dependent_launch;
-  if (small && !config_.reads_positions() && config_.task_heads.options == 0)
-    return embed_small(config_.dtype, tables, input, layout.bytes, offsets, capacity, columns, to, sums, stream_);
   EMBERT_TRY(compute_offsets(input, offsets, capacity, stream_));
   if (plan_.positions != nullptr) {
     EMBERT_CUDA(cudaMemcpyAsync(offsets.positions, plan_.positions, size_t(plan_.rows) * sizeof(int),

@@ -81,7 +81,6 @@ BatchPlan plan_graph(const GraphKey& key, const EncoderConfig& model, const uint
   plan.longest = std::min(tokens, model.max_length());
   plan.outputs = TaskOutputs(task, sequences, model, output);
   plan.input = input;
-  plan.on_host = true;
   return plan;
 }
 

@@ -21,7 +21,6 @@ struct BatchPlan {
   int longest = 0;                     // at least the tokens of the longest sequence
   TaskOutputs outputs;                 // the requested tasks and their destinations
   const uint8_t* input = nullptr;      // in InputLayout(rows, sequences)
-  bool on_host = false;                // `input` is host memory
   const int* positions = nullptr;      // [rows] in host memory, in place of those of offsets.cu
   bool has_prefixes = false;           // sequences continue others
   bool hides_tokens = false;           // sequences have tokens that are not attended to

@@ -48,8 +48,8 @@ void Weights::lay_out(uint8_t* base, size_t& bytes) {
   tables_.word = layout.matrix(-1, "word", model_.vocabulary, embedding, dtype);
   tables_.position = tables_.type = nullptr;
   if (model_.embedding_norm) {
-    // Without a table, the first kernel for few rows reads zeros.
-    const size_t rows = model_.position_table ? model_.position_rows() : kSmallRows;
+    // Without a table all rows add the same one, of zeros.
+    const size_t rows = model_.position_table ? model_.position_rows() : 1;
     uint8_t* const position = layout.take(rows, embedding, dtype);
     tables_.position = position;
     if (model_.position_table) layout.add(-1, "position", {position, {size_t(model_.positions), embedding}, dtype});

@@ -83,8 +83,8 @@ __global__ void __launch_bounds__(kThreads, 2)
   __shared__ float squares[kThreads / 32];
   __shared__ float2 scales[kReduces ? kScaledRows : 1];
   __shared__ float2 last_norm[kNormsLast ? kMaxStatColumns : 1];  // gamma and beta; a thread reads what it wrote
-  // Written by offsets.cu or embedding.cu, early enough for a read here (early_tile in
-  // ops/attention_work.h). `chosen` was there before the batch's first kernel.
+  // Written by offsets.cu, early enough for a read here (early_tile in ops/attention_work.h). `chosen` was there
+  // before the batch's first kernel.
   const int rank = kShared ? cluster_rank() : 0;
   const int sequence = kChosen ? __ldcg(chosen + blockIdx.y) : blockIdx.y;
   const int first = __ldcg(cu_seqlens + sequence), end = __ldcg(cu_seqlens + sequence + 1);

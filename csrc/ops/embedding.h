@@ -58,12 +58,4 @@ Status embed_words(DType dtype, const void* word, const int* ids, int rows, int 
 Status add_types(DType dtype, const Norm& norm, float epsilon, const void* type, const int* types, int rows, int hidden,
                  void* x, float2* sums, const Stream& stream);
 
-// --- embedding.cu: both in one launch (sm_90), for a small batch in the host's memory -------------------------------
-// All of `in`, types included, lies in the `bytes` from in.header on. Of `out`, ids, types and positions are not
-// written.
-constexpr int kSmallRows = 128;  // capacity.tokens, at most
-Status embed_small(DType dtype, const EmbeddingTables& tables, const OffsetsInput& in, size_t bytes,
-                   const OffsetsOutput& out, const OffsetsCapacity& capacity, int hidden, void* y, float2* sums,
-                   const Stream& stream);
-
 }  // namespace embert

@@ -651,8 +651,6 @@ class NoMaxima final : public TextMaxima {
   Status name(__VA_ARGS__, const Stream&) { \
     return uncomputed();                    \
   }
-EMBERT_UNCOMPUTED(embed_small, DType, const EmbeddingTables&, const OffsetsInput&, size_t, const OffsetsOutput&,
-                  const OffsetsCapacity&, int, void*, float2*)
 EMBERT_UNCOMPUTED(dense, const float*, int, const DenseLayer&, float*, int)
 EMBERT_UNCOMPUTED(cut_rows, const float*, const uint32_t*, const int*, int, int, float*)
 EMBERT_UNCOMPUTED(max_sims, DType, const void*, int, const int*, int, int, float*)

@@ -58,66 +58,6 @@ def test_offsets(device: Device, random: np.random.Generator, lengths: list[int]
     assert (got["shorts"].reshape(-1, 4) == np.pad(short, ((0, spare), (0, 0)))).all()
 
 
-@pytest.mark.parametrize(
-    "lengths",
-    [[], [1], [128], [127, 1], [32], [33], [64, 64], [65, 63], [1] * 64, [3, 40, 12, 1, 30, 9, 25], [2] * 33 + [50]],
-)
-@pytest.mark.parametrize("spare", [0, 9])
-@pytest.mark.parametrize(
-    ("dtype", "hidden", "prescaled_rows"),
-    [(ref.FLOAT16, 768, False), (ref.BFLOAT16, 384, True), (ref.FLOAT16, 1000, True)],
-)
-def test_a_small_batch_in_one_launch(
-    device: Device,
-    random: np.random.Generator,
-    lengths: list[int],
-    spare: int,
-    dtype: int,
-    hidden: int,
-    prescaled_rows: bool,
-) -> None:
-    """One launch writes the bits that offsets.cu and embedding.cu write."""
-    tokens, sequences = sum(lengths), len(lengths)
-    rows, slots = max(1, min(128, tokens + spare)), min(64, sequences + spare)
-    tables = [device.put(ref.drawn(random, (count, hidden), dtype, 0.05)) for count in (500, 128, 2)]
-    gamma = device.put(vector(random, hidden)) if prescaled_rows else 0
-    long, short = (len(each) for each in ref.tiles(lengths))
-    header = np.array([sequences, tokens], np.int32)
-    parts = [
-        np.array(lengths, np.int32), random.integers(0, 500, tokens).astype(np.int32),
-        random.integers(0, 2, tokens).astype(np.int32), random.integers(0, 2**32, sequences, dtype=np.uint32),
-    ]  # fmt: skip
-    groups = -(-hidden // 128)
-
-    def outputs() -> dict[str, tuple[int, int]]:
-        sizes = {"cuts": sequences, "cu_seqlens": slots + 1, "tiles": 4 * (long + spare), "shorts": 4 * (short + spare)}
-        sizes |= {"y": rows * hidden // 2, "sums": rows * groups * 2}
-        return {name: (device.new(4 * count), count) for name, count in sizes.items()}
-
-    def read(out: dict[str, tuple[int, int]]) -> dict[str, bytes]:
-        return {name: device.get(address, (count,), np.int32).tobytes() for name, (address, count) in out.items()}
-
-    apart, scratch = outputs(), [device.new(4 * rows) for _ in range(3)]
-    lists = [apart[name][0] for name in ("cuts", "cu_seqlens", "tiles", "shorts")]
-    capacity = (rows, slots, long + spare, short + spare)
-    device.launch.offsets(device.put(header), *[device.put(part) for part in parts], *scratch, *lists, *capacity)
-    device.launch.embed(
-        dtype, *tables, gamma, 0, *scratch, rows, hidden, EPSILON, apart["y"][0], apart["sums"][0], prescaled_rows
-    )  # fmt: skip
-
-    padded = [np.pad(part.view(np.int32), (0, -len(part) % 4)) for part in (np.pad(header, (0, 2)), *parts)]
-    begins = np.cumsum([0] + [part.nbytes for part in padded])
-    for dependent in (False, True):
-        device.launch.dependent_launch(dependent)
-        together = outputs()
-        lists = [together[name][0] for name in ("cuts", "cu_seqlens", "tiles", "shorts")]
-        device.launch.embed_small(
-            dtype, *tables, device.put(np.concatenate(padded)), *map(int, begins[1:5]), int(begins[5]), *lists,
-            *capacity, hidden, together["y"][0], together["sums"][0], gamma,
-        )  # fmt: skip
-        assert read(together) == read(apart)
-
-
 @pytest.mark.parametrize("dtype", ref.DTYPES)
 @pytest.mark.parametrize("hidden", [8, 312, 384, 768, 1024])
 @pytest.mark.parametrize("rows", [0, 1, 777])

@@ -155,17 +155,6 @@ NB_MODULE(_cuda_testing, m) {
              const OffsetsOutput out{out_ids, out_types, positions, out_cuts, cu_seqlens, tiles, shorts};
              bench.check(compute_offsets(in, out, {tokens, sequences, tile_count, short_count}, bench.stream()));
            })
-      .def(
-          "embed_small",
-          [](Bench& bench, int type, Address word, Address position, Address kinds, Address batch, size_t lengths,
-             size_t ids, size_t types, size_t cuts, size_t bytes, Address out_cuts, Address cu_seqlens, Address tiles,
-             Address shorts, int tokens, int sequences, int tile_count, int short_count, int hidden, Address y,
-             Address sums, Address gamma) {
-            const OffsetsInput in{batch, batch + lengths, batch + ids, batch + types, batch + cuts};
-            const OffsetsOutput out{nullptr, nullptr, nullptr, out_cuts, cu_seqlens, tiles, shorts};
-            bench.check(embed_small(DType(type), {word, position, kinds, {gamma, nullptr}, bool(gamma)}, in, bytes, out,
-                                    {tokens, sequences, tile_count, short_count}, hidden, y, sums, bench.stream()));
-          })
       .def("embed",
            [](Bench& bench, int type, Address word, Address position, Address kinds, Address gamma, Address beta,
               Address ids, Address types, Address positions, int rows, int hidden, float epsilon, Address y,
