@@ -5,9 +5,7 @@
 
 namespace embert {
 
-// Blocks of a thread block cluster (sm_90): their ranks, their barrier, and each other's shared memory. Without a
-// cluster, and on older devices, each block is a cluster.
-
+// A block's rank in its thread block cluster (sm_90). Without a cluster, and on older devices, each block is a cluster.
 __device__ __forceinline__ int cluster_rank() {
 #if __CUDA_ARCH__ >= 900
   uint32_t rank;
@@ -15,41 +13,6 @@ __device__ __forceinline__ int cluster_rank() {
   return int(rank);
 #else
   return 0;
-#endif
-}
-
-// For all threads of the cluster's blocks that have not exited. Writes before cluster_arrive are visible after
-// cluster_wait.
-__device__ __forceinline__ void cluster_arrive() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
-#endif
-}
-// Orders no memory, which saves a fence.
-__device__ __forceinline__ void cluster_arrive_relaxed() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
-#endif
-}
-__device__ __forceinline__ void cluster_wait() {
-#if __CUDA_ARCH__ >= 900
-  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
-#endif
-}
-__device__ __forceinline__ void cluster_sync() {
-  cluster_arrive();
-  cluster_wait();
-}
-
-// The address of one of this block's shared variables in another block of the cluster.
-template <typename T>
-__device__ __forceinline__ T* map_shared_rank(T* local, int rank) {
-#if __CUDA_ARCH__ >= 900
-  uint64_t remote;
-  asm("mapa.u64 %0, %1, %2;" : "=l"(remote) : "l"(local), "r"(rank));
-  return reinterpret_cast<T*>(remote);
-#else
-  return local;
 #endif
 }
 
@@ -94,10 +57,11 @@ __device__ __forceinline__ void mbarrier_init(uint32_t barrier, int arrivals) {
 __device__ __forceinline__ void fence_mbarrier_init() {
   asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
 }
-// Returns when every block of the cluster has initialized its barriers and called the fence above.
+// Returns when every block of the cluster has initialized its barriers and called the fence above. For all threads of
+// the cluster. The arrival orders no memory, which saves a fence.
 __device__ __forceinline__ void wait_for_cluster_init() {
-  cluster_arrive_relaxed();
-  cluster_wait();
+  asm volatile("barrier.cluster.arrive.relaxed.aligned;" ::: "memory");
+  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
 }
 __device__ __forceinline__ void mbarrier_arrive_expect_tx(uint32_t barrier, uint32_t bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");

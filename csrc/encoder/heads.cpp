@@ -54,8 +54,7 @@ class Heads {
 
   Status pool_rows(Pooling pooling, const TaskOutput& output, const uint32_t* cuts, float* to) const {
     return pool(config_.dtype, pooling, rows_.view, rows_.gathered, model_.last_norm(), config_.epsilon,
-                buffers_.offsets().cu_seqlens, cuts, output.chosen, output.rows, plan_.longest, config_.hidden, to,
-                stream_);
+                buffers_.offsets().cu_seqlens, cuts, output.chosen, output.rows, config_.hidden, to, stream_);
   }
 
   // From the first half of the heads' rows through all layers. The last one writes `to`; null: the rows it leaves.

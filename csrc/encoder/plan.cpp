@@ -34,9 +34,8 @@ BatchPlan plan_batch(const BatchView& batch, const EncoderConfig& model) {
   plan.hides_tokens = batch.attended != nullptr;
   plan.cu_seqlens = batch.cu_seqlens;
   for (int i = 0; i < batch.sequences; ++i) {
-    const int own = batch.own_tokens(i), length = own + batch.prefix_tokens(i);
-    plan.longest = std::max(plan.longest, length);
-    if (length <= kAttentionShort) {
+    const int own = batch.own_tokens(i);
+    if (own + batch.prefix_tokens(i) <= kAttentionShort) {
       ++plan.shorts;
     } else {
       plan.tiles += tiles_of(own);
@@ -78,7 +77,6 @@ BatchPlan plan_graph(const GraphKey& key, const EncoderConfig& model, const uint
     plan.shorts = tokens <= kAttentionShort ? 1 : 0;
     plan.tiles = plan.shorts == 1 ? 0 : tiles_of(tokens);
   }
-  plan.longest = std::min(tokens, model.max_length());
   plan.outputs = TaskOutputs(task, sequences, model, output);
   plan.input = input;
   return plan;

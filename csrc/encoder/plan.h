@@ -18,7 +18,6 @@ namespace embert {
 struct BatchPlan {
   int rows = 0, sequences = 0;         // tokens and sequences, or the buckets that they are rounded up to
   int tiles = 0, shorts = 0;           // entries of attention's work lists
-  int longest = 0;                     // at least the tokens of the longest sequence
   TaskOutputs outputs;                 // the requested tasks and their destinations
   const uint8_t* input = nullptr;      // in InputLayout(rows, sequences)
   const int* positions = nullptr;      // [rows] in host memory, in place of those of offsets.cu

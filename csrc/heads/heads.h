@@ -25,11 +25,10 @@ Status gather(DType dtype, const void* context, int context_columns, const RowVi
 // pool.cu: one FP32 vector a sequence, truncated to its dimensions and, where requested, normalized to length 1. rows:
 // [T, H], or [B, H] where they are `gathered`; `norm` is applied to rows with row statistics. cuts: by sequence; null:
 // whole vectors without normalization. chosen: [sequences], in device memory before the batch's first kernel: the
-// sequences that are pooled; null: the first ones. vectors: [sequences, H]. longest: at least the rows of the longest
-// sequence; it decides how many blocks share a sequence, which changes no bits.
+// sequences that are pooled; null: the first ones. vectors: [sequences, H].
 Status pool(DType dtype, Pooling pooling, const RowView& rows, bool gathered, const Norm& norm, float epsilon,
-            const int* cu_seqlens, const uint32_t* cuts, const int* chosen, int sequences, int longest, int hidden,
-            float* vectors, const Stream& stream);
+            const int* cu_seqlens, const uint32_t* cuts, const int* chosen, int sequences, int hidden, float* vectors,
+            const Stream& stream);
 
 // A linear layer on the device. FP32 for every encoder type: nothing is rounded, and the matrix is read from the L2
 // cache.

@@ -3,8 +3,7 @@
 //
 // For mean and max a block's threads form groups, each of which processes a row at a time. A group keeps two sums, each
 // of every other row, and adds them at the end; then the groups' sums are added in order. So results are
-// batch-invariant. For few and long sequences, a cluster of two blocks computes one sum each: the same additions, the
-// same bits. With a Norm, this kernel also applies the last LayerNorm, in FP32.
+// batch-invariant. With a Norm, this kernel also applies the last LayerNorm, in FP32.
 //
 // Floor for 26 692 rows of 768, FP16: 41 MB read, 14 µs. Registers do not hold as many rows as memory needs in flight.
 // So rows are copied to shared memory, and a thread starts the next copy as soon as it has read a row. It reads only
@@ -16,7 +15,6 @@
 #include <algorithm>
 #include <type_traits>
 
-#include "common/barrier.cuh"
 #include "common/launch.cuh"
 #include "common/numeric.cuh"
 #include "common/shared_memory.cuh"
@@ -35,10 +33,6 @@ constexpr int kScaledRows = 640;  // rows of a block whose LayerNorm scales are 
 // and 6 are equal, and 8 and more slower: 25 712 tokens of passages 20.9, 21.1, 21.6 µs, 22.4 with plain loads. A
 // kernel that only reads those bytes takes 14.4; for 128 × 128 it takes 10.2, pooling 11.4.
 constexpr int kRowsAhead = 6;
-// Two blocks share a sequence where that is at most one block per multiprocessor (H100: 132), and a group has at least
-// this many rows. With one block and two, H = 768: 1 × 384 tokens 13.4 and 10.1 µs, 1 × 512 16.9 and 12.0, 32 × 512
-// 19.9 and 13.7, 60 × 512 28.6 and 22.7.
-constexpr int kMaxShared = 66, kMinSharedRows = 60;
 
 // Combines two rows' elements: their sum, or the larger one.
 template <Pooling kPooling>
@@ -69,27 +63,26 @@ constexpr int kStaticShared = kScaledRows * 8 + kMaxStatColumns * 8 + kThreads /
 constexpr int kPipeline = kRowsAhead * kThreads * 16, kMaxSums = kThreads * 8 * 4;        // bytes
 static_assert(kStaticShared + kMaxSums + kPipeline <= 99 << 10, "what a block may have on the devices that have least");
 
-// kShared: a cluster of two blocks shares the sequence. kChosen: not all sequences are pooled. It is a template
-// argument because as a kernel argument it would cost registers, and none is free.
-template <typename T, Pooling kPooling, bool kShared, bool kChosen>
+// kChosen: not all sequences are pooled. It is a template argument because as a kernel argument it would cost
+// registers, and none is free.
+template <typename T, Pooling kPooling, bool kChosen>
 __global__ void __launch_bounds__(kThreads, 2)
     pool_kernel(const RowView rows, bool gathered, const Norm norm, float epsilon, const int* cu_seqlens,
                 const uint32_t* cuts, const int* chosen, int hidden, float* vectors) {
   constexpr int kWidth = Pack<T>::kSize;
   constexpr bool kReduces = kPooling == Pooling::kMean || kPooling == Pooling::kMax;
   constexpr bool kNormsLast = kPooling != Pooling::kMax;  // the LayerNorm's gamma and beta, after the sum
-  constexpr int kSums = kReduces && !kShared ? 2 : 1;     // of a thread
+  constexpr int kSums = kReduces ? 2 : 1;                 // of a thread
   extern __shared__ __align__(16) float shared[];         // [groups][hidden], then Pack<T> [kRowsAhead][kThreads]
   __shared__ float squares[kThreads / 32];
   __shared__ float2 scales[kReduces ? kScaledRows : 1];
   __shared__ float2 last_norm[kNormsLast ? kMaxStatColumns : 1];  // gamma and beta; a thread reads what it wrote
   // Written by offsets.cu, early enough for a read here (early_tile in ops/attention_work.h). `chosen` was there
   // before the batch's first kernel.
-  const int rank = kShared ? cluster_rank() : 0;
-  const int sequence = kChosen ? __ldcg(chosen + blockIdx.y) : blockIdx.y;
+  const int sequence = kChosen ? __ldcg(chosen + blockIdx.x) : blockIdx.x;
   const int first = __ldcg(cu_seqlens + sequence), end = __ldcg(cu_seqlens + sequence + 1);
   const uint32_t cut = cuts == nullptr ? kCutKeepsLength : __ldcg(cuts + sequence);
-  if (kNormsLast && norm.gamma != nullptr && rank == 0) {
+  if (kNormsLast && norm.gamma != nullptr) {
 #pragma unroll 1
     for (int column = threadIdx.x; column < hidden; column += kThreads)
       last_norm[column] = {norm.gamma[column], norm.beta[column]};
@@ -98,12 +91,10 @@ __global__ void __launch_bounds__(kThreads, 2)
   const int row_zero = gathered ? sequence : kPooling == Pooling::kLast ? end - 1 : first;
   const int packs = hidden / kWidth, groups = kReduces ? min(kMaxGroups, kThreads / packs) : 1;
   const int group = threadIdx.x / packs, pack = threadIdx.x % packs;
-  // This block's rows come `groups` at a time, `stride` apart.
-  const int block_row = rank * groups, stride = kShared ? 2 * groups : groups;
-  const int scaled = kScaledRows / (kSums * groups) * (kSums * groups);  // of this block's rows at a time
+  const int scaled = kScaledRows / (kSums * groups) * (kSums * groups);  // rows at a time
   griddepcontrol_wait();
   griddepcontrol_launch_dependents();
-  if (first == end || block_row >= length) return;  // past the batch's last sequence, or no row for this block
+  if (first == end) return;  // past the batch's last sequence
 
   float gamma[kWidth], beta[kWidth];
   if (kPooling == Pooling::kMax && norm.gamma != nullptr && group < groups) {
@@ -116,15 +107,15 @@ __global__ void __launch_bounds__(kThreads, 2)
   float sums[kSums][kWidth];
 #pragma unroll
   for (int i = 0; i < kSums * kWidth; ++i) sums[i / kWidth][i % kWidth] = kPooling == Pooling::kMax ? -INFINITY : 0.0f;
-  int row = group < groups ? block_row + group : length;  // the group's next
-  int next = row;                                         // the one to copy next
+  int row = group < groups ? group : length;  // the group's next
+  int next = row;                             // the one to copy next
   const T* from = static_cast<const T*>(rows.data) + size_t(row_zero + row) * hidden + pack * kWidth;
   Pack<T>* const thread_stages = reinterpret_cast<Pack<T>*>(shared + groups * hidden) + threadIdx.x;
   const auto prefetch = [&](int slot) {
     if (next < length) cp_async(shared_address(thread_stages + slot * kThreads), from, true);
     cp_async_commit();
-    next += stride;
-    from += size_t(stride) * hidden;
+    next += groups;
+    from += size_t(groups) * hidden;
   };
   int slot = 0;
   Pack<T> x;
@@ -134,20 +125,12 @@ __global__ void __launch_bounds__(kThreads, 2)
   } else if (row < length) {
     x = load_pack_coherent(from);
   }
-  for (int start = 0; start < length; start += scaled * (stride / groups)) {
-    const int stop = min(length, start + scaled * (stride / groups));
+  for (int start = 0; start < length; start += scaled) {
+    const int stop = min(length, start + scaled);
     if (start > 0) __syncthreads();
-    if constexpr (kShared) {
-      const int count = (stop - start + stride - 1) / stride * groups;
-      const auto row_of = [&](int i) {
-        return row_zero + min(start + block_row + i / groups * stride + i % groups, length - 1);
-      };
-      store_row_scales(rows, count, row_of, hidden, epsilon, scales);
-    } else {
-      store_row_scales(rows, stop - start, [&](int i) { return row_zero + start + i; }, hidden, epsilon, scales);
-    }
+    store_row_scales(rows, stop - start, [&](int i) { return row_zero + start + i; }, hidden, epsilon, scales);
     __syncthreads();
-    for (int round = 0; row < stop; ++round, row += kSums * stride) {
+    for (; row < stop; row += kSums * groups) {
 #pragma unroll
       for (int i = 0; i < kSums; ++i) {
         if constexpr (kReduces) {
@@ -157,9 +140,8 @@ __global__ void __launch_bounds__(kThreads, 2)
           slot = slot + 1 == kRowsAhead ? 0 : slot + 1;
           keep_packed(x);  // which also keeps the next copy behind this read
         }
-        if (row + i * stride >= length) continue;
-        const int entry = kShared ? round * groups + group : row + i * stride - start;
-        const float2 scale = scales[entry];
+        if (row + i * groups >= length) continue;
+        const float2 scale = scales[row + i * groups - start];
         float (&sum)[kWidth] = sums[i];
 #pragma unroll
         for (int k = 0; k < kWidth; ++k) {
@@ -179,22 +161,6 @@ __global__ void __launch_bounds__(kThreads, 2)
     }
 #pragma unroll
     for (int k = 0; k < kWidth; k += 4) partial[k / 4] = {sum[k], sum[k + 1], sum[k + 2], sum[k + 3]};
-  }
-  if constexpr (kShared) {
-    cluster_sync();
-    if (rank == 0 && group < groups && groups < length) {
-#pragma unroll
-      for (int k = 0; k < kWidth; k += 4) {
-        const float4 other = map_shared_rank(partial, 1)[k / 4];
-        partial[k / 4] = {merged<kPooling>(sum[k], other.x), merged<kPooling>(sum[k + 1], other.y),
-                          merged<kPooling>(sum[k + 2], other.z), merged<kPooling>(sum[k + 3], other.w)};
-      }
-    }
-    cluster_arrive();
-    if (rank > 0) {
-      cluster_wait();  // until it has been read
-      return;
-    }
   }
   __syncthreads();
 
@@ -223,7 +189,7 @@ __global__ void __launch_bounds__(kThreads, 2)
   }
 #pragma unroll 1
   for (int column = threadIdx.x; column < hidden; column += kThreads) {
-    vectors[size_t(blockIdx.y) * hidden + column] = shared[column] * scale;
+    vectors[size_t(blockIdx.x) * hidden + column] = shared[column] * scale;
   }
 }
 
@@ -290,8 +256,8 @@ __global__ void __launch_bounds__(kWarps * 32)
 }  // namespace
 
 Status pool(DType dtype, Pooling pooling, const RowView& rows, bool gathered, const Norm& norm, float epsilon,
-            const int* cu_seqlens, const uint32_t* cuts, const int* chosen, int sequences, int longest, int hidden,
-            float* vectors, const Stream& stream) {
+            const int* cu_seqlens, const uint32_t* cuts, const int* chosen, int sequences, int hidden, float* vectors,
+            const Stream& stream) {
   const int pack = 16 / bytes_of(dtype);
   if ((rows.stats != nullptr || norm.gamma != nullptr) && hidden > kMaxStatColumns)
     return Status::refused("pool: hidden size ", hidden, " is too large for a LayerNorm");
@@ -300,25 +266,18 @@ Status pool(DType dtype, Pooling pooling, const RowView& rows, bool gathered, co
   const bool reduces = pooling == Pooling::kMean || pooling == Pooling::kMax;
   if (gathered && reduces) return Status::refused("pool: this pooling reads every row");
   const int groups = std::min(kMaxGroups, kThreads / (hidden / pack));
-  const bool shares =
-      chosen == nullptr && stream.dependent_launch && sequences <= kMaxShared && longest >= kMinSharedRows * groups;
   const int row_bytes = hidden * int(sizeof(float));
   const int bytes = reduces ? groups * row_bytes + kPipeline : row_bytes;  // of shared memory
   return with_dtype(dtype, [&](auto type) {
     using T = decltype(type);
-    const auto run = [&](auto kernel, int blocks = 1) -> Status {
-      EMBERT_TRY(allow_shared_memory(kernel, bytes, kStaticShared));
-      return launch_clusters("pool", kernel, blocks, dim3(blocks, sequences), kThreads, bytes, stream, rows, gathered,
-                             norm, epsilon, cu_seqlens, cuts, chosen, hidden, vectors);
-    };
-    const auto run_pooling = [&](auto constant) {
+    const auto run = [&](auto constant) -> Status {
       constexpr Pooling kPooling = decltype(constant)::value;
-      if constexpr (kPooling == Pooling::kMean || kPooling == Pooling::kMax) {
-        if (shares) return run(pool_kernel<T, kPooling, true, false>, 2);
-      }
-      return run(chosen == nullptr ? pool_kernel<T, kPooling, false, false> : pool_kernel<T, kPooling, false, true>);
+      const auto kernel = chosen == nullptr ? pool_kernel<T, kPooling, false> : pool_kernel<T, kPooling, true>;
+      EMBERT_TRY(allow_shared_memory(kernel, bytes, kStaticShared));
+      return launch("pool", kernel, sequences, kThreads, bytes, stream, rows, gathered, norm, epsilon, cu_seqlens, cuts,
+                    chosen, hidden, vectors);
     };
-    return with_constant<Pooling::kCls, Pooling::kMean, Pooling::kMax, Pooling::kLast>(pooling, run_pooling);
+    return with_constant<Pooling::kCls, Pooling::kMean, Pooling::kMax, Pooling::kLast>(pooling, run);
   });
 }
 

@@ -550,7 +550,7 @@ Status gather(DType dtype, const void* context, int context_columns, const RowVi
 }
 // Vectors as they are: cls, mean or last token.
 Status pool(DType dtype, Pooling pooling, const RowView& rows, bool gathered, const Norm& norm, float epsilon,
-            const int* cu_seqlens, const uint32_t*, const int*, int sequences, int, int hidden, float* vectors,
+            const int* cu_seqlens, const uint32_t*, const int*, int sequences, int hidden, float* vectors,
             const Stream&) {
   if (!computes) return {};
   for (int i = 0; i < sequences; ++i) {

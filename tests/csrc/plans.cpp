@@ -1,6 +1,5 @@
-// Prints the plan of a batch: rows sequences tiles shorts longest, the gathered row (Pooling; -1: all rows go on), then
-// task, tokens and sequences of its graph, or -1. Arguments: pooling, then a length and bits of tasks for each
-// sequence.
+// Prints the plan of a batch: rows sequences tiles shorts, the gathered row (Pooling; -1: all rows go on), then task,
+// tokens and sequences of its graph, or -1. Arguments: pooling, then a length and bits of tasks for each sequence.
 #include <cstdio>
 #include <cstdlib>
 
@@ -32,8 +31,7 @@ int main(int count, char** arguments) {
   const BatchPlan plan = plan_batch(batch, model);
   const std::optional<Pooling> row = gathered_row(plan, model);
   const std::optional<GraphKey> key = graph_key(plan);
-  std::printf("%d %d %d %d %d %d", plan.rows, plan.sequences, plan.tiles, plan.shorts, plan.longest,
-              row ? int(*row) : -1);
+  std::printf("%d %d %d %d %d", plan.rows, plan.sequences, plan.tiles, plan.shorts, row ? int(*row) : -1);
   if (key)
     std::printf(" %d %d %d\n", int(std::get<0>(*key)), std::get<1>(*key), std::get<2>(*key));
   else

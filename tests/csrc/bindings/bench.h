@@ -31,7 +31,6 @@ class Bench {
   void check(const Status& status) const { raise(status); }
   void check(cudaError_t code, const char* where) const { raise(Status::cuda(code, where)); }
   const Stream& stream() const { return stream_; }
-  void dependent_launch(bool on) { stream_.dependent_launch = on; }
   TensorMaps* maps(DType type) {
     maps_ = std::make_unique<TensorMaps>(type);
     check(maps_->open());

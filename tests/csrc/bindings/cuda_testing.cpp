@@ -62,7 +62,6 @@ NB_MODULE(_cuda_testing, m) {
 
   nb::class_<Bench>(m, "Bench")
       .def(nb::init<>())
-      .def("dependent_launch", &Bench::dependent_launch)
       .def("allocate", &Bench::allocate)
       .def("free", &Bench::free)
       .def("upload", &Bench::upload)
@@ -217,10 +216,10 @@ NB_MODULE(_cuda_testing, m) {
           "pool",
           [](Bench& bench, int type, int pooling, Address hidden_states, Address cu_seqlens, Address cuts,
              int sequences, int hidden, Address vectors, Address sums, int parts, Address gamma, Address beta,
-             float epsilon, int longest) {
+             float epsilon) {
             bench.check(pool(DType(type), Pooling(pooling), {hidden_states, sums, parts}, false, {gamma, beta}, epsilon,
-                             cu_seqlens, cuts, nullptr, sequences, longest, hidden, vectors, bench.stream()));
+                             cu_seqlens, cuts, nullptr, sequences, hidden, vectors, bench.stream()));
           },
           "dtype"_a, "pooling"_a, "hidden_states"_a, "cu_seqlens"_a, "cuts"_a, "sequences"_a, "hidden"_a, "vectors"_a,
-          "sums"_a = 0, "parts"_a = 1, "gamma"_a = 0, "beta"_a = 0, "epsilon"_a = 0.0f, "longest"_a = 0);
+          "sums"_a = 0, "parts"_a = 1, "gamma"_a = 0, "beta"_a = 0, "epsilon"_a = 0.0f);
 }
