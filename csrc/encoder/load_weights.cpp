@@ -8,6 +8,21 @@
 #include "ops/elementwise.h"
 
 namespace embert {
+namespace {
+
+// Returns an error unless the tensor has this shape.
+Status check_shape(const std::string& name, const TensorShape& shape, const TensorShape& expected) {
+  if (shape == expected) return {};
+  const auto written = [](const TensorShape& sizes) {
+    std::string all;
+    for (const size_t size : sizes) all += (all.empty() ? "[" : ", ") + std::to_string(size);
+    return all + "]";
+  };
+  return Status::refused(name, " has shape ", written(shape), ", expected ", written(expected));
+}
+
+}  // namespace
+
 Status Weights::exact_copy(const std::string& name, int layer, DType stored, float*& to) {
   const AttentionHeads heads = model_.attention_heads(layer);
   const size_t hidden = model_.hidden, key = heads.columns() * hidden, keys = heads.key_columns() * hidden;

@@ -24,7 +24,7 @@ struct BatchPlan {
   bool has_prefixes = false;           // sequences continue others
   bool hides_tokens = false;           // sequences have tokens that are not attended to
   const uint8_t* work = nullptr;       // in both cases: attention's lists on the device, in WorkLayout(tiles, shorts)
-  const int* cu_seqlens = nullptr;     // in the caller's memory, until `submit` returns; null: unknown
+  const int* cu_seqlens = nullptr;     // in the caller's memory, until `submit` returns; null in a graph
   const SpladePairs* pairs = nullptr;  // destination of pairs
 };
 

@@ -10,7 +10,6 @@
 #include "attention/attention.h"
 #include "common/launch.h"
 #include "common/memory.h"
-#include "common/tensor_shape.h"
 #include "common/types.h"
 #include "encoder/encoder_config.h"
 #include "encoder/program.h"
@@ -24,6 +23,14 @@
 #include "ops/norm.h"
 
 namespace embert {
+
+using TensorShape = std::vector<size_t>;  // [rows, columns] or [elements]
+
+inline size_t elements_of(const TensorShape& shape) {
+  size_t count = 1;
+  for (const size_t size : shape) count *= size;
+  return count;
+}
 
 // The order of a matrix's rows, where GEMMs need another one than the checkpoint's (gemm/gemm.h).
 

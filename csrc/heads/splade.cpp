@@ -12,8 +12,8 @@ constexpr int kMaxTexts = 1024;
 
 }  // namespace
 
-Status SpladePairs::allocate(int vocabulary, int texts, int64_t pairs) {
-  capacity_ = std::max<int64_t>(pairs, vocabulary);
+Status SpladePairs::allocate(int vocabulary, int texts) {
+  capacity_ = std::max<int64_t>(kPairs, vocabulary);
   EMBERT_TRY(counts_.allocate(std::max(texts, 1) * sizeof(int)));
   EMBERT_TRY(indices_.allocate(capacity_ * sizeof(int)));
   return values_.allocate(capacity_ * sizeof(float));
@@ -62,20 +62,12 @@ Status SpladeHead::prepare(GemmProvider& gemm, const SpladeWeights& weights, int
 
 TextSpan SpladeHead::group_from(int first, const SpladeBatch& batch, int& first_row) const {
   const int count = std::min(texts_at_once_, batch.texts - first);
-  first_row = 0;
-  int end_row = batch.rows;
-  if (batch.host_cu_seqlens != nullptr) {
-    const auto sequence = [&](int text) { return batch.host_chosen == nullptr ? text : batch.host_chosen[text]; };
-    first_row = batch.host_cu_seqlens[sequence(first)];
-    end_row = batch.host_cu_seqlens[sequence(first + count - 1) + 1];
-  }
-  return {batch.cu_seqlens, batch.chosen, first, count, end_row};
+  const auto sequence = [&](int text) { return batch.host_chosen == nullptr ? text : batch.host_chosen[text]; };
+  first_row = batch.host_cu_seqlens[sequence(first)];
+  return {batch.cu_seqlens, batch.chosen, first, count, batch.host_cu_seqlens[sequence(first + count - 1) + 1]};
 }
 
 Status SpladeHead::run(const SpladeBatch& batch, const SpladePairs& result, const Stream& stream) {
-  if (batch.host_cu_seqlens == nullptr && batch.texts > texts_at_once_)
-    return Status::refused("a SPLADE head knows no lengths of ", batch.texts, " texts, at most ", texts_at_once_,
-                           " can be run so");
   const int pitch = maxima_pitch(shape_.vocabulary), vocabulary = shape_.vocabulary;
   int none = 0;
   EMBERT_TRY(transform_->run({batch.x}, {}, batch.rows, batch.scratch, nullptr, none, stream));

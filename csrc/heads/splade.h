@@ -68,7 +68,7 @@ constexpr int64_t kPairs = int64_t(8) << 20;       // of a batch, 8 bytes each
 class SpladePairs {
  public:
   // Allocates memory for at least one text's pairs, and for this number of texts.
-  Status allocate(int vocabulary, int texts, int64_t pairs = kPairs);
+  Status allocate(int vocabulary, int texts);
   // The number of texts, of the first `texts`, whose pairs are all here.
   int complete(int texts) const;
   const int* counts() const { return counts_.as<int>(); }    // [texts]
@@ -91,8 +91,7 @@ struct SpladeBatch {
   int rows, texts;        // texts: those that request pairs
   const int* cu_seqlens;  // [B + 1], device memory
   const int* chosen;      // [texts], device memory: which of the B request pairs, ascending; null: the first ones
-  // The same in host memory. host_cu_seqlens null: unknown, as in a graph; the texts must then fit one group, and the
-  // last ones may be empty.
+  // The same in host memory.
   const int* host_cu_seqlens;
   const int* host_chosen;
 };
@@ -114,7 +113,6 @@ class SpladeHead {
   // Queues a batch. Its result is ready when the stream has completed.
   Status run(const SpladeBatch& batch, const SpladePairs& result, const Stream& stream);
 
-  int texts_at_once() const { return texts_at_once_; }
   // Device memory in addition to the weights.
   size_t workspace_bytes() const { return work_.bytes() + (maxima_ == nullptr ? 0 : maxima_->workspace_bytes()); }
 
