@@ -1,13 +1,31 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from embert.engine.encoders.cuda.encoder import unavailable_reason
 from tests.csrc.device import Device
+
+NEEDS_GPU = re.compile(r"^pytestmark = pytest\.mark\.gpu$", re.MULTILINE)
+
+
+class SkippedModule(pytest.Module):
+    """Tests that need a GPU, on a machine without one: thousands, whose collection would take seconds."""
+
+    def collect(self) -> list[pytest.Item | pytest.Collector]:
+        pytest.skip(str(unavailable_reason()), allow_module_level=True)
+
+
+def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> SkippedModule | None:
+    if unavailable_reason() is None or not NEEDS_GPU.search(module_path.read_text()):
+        return None
+    skipped: SkippedModule = SkippedModule.from_parent(parent, path=module_path)
+    return skipped
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
