@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,33 +12,18 @@ import transformers
 from safetensors.torch import save_file
 
 from embert import engine
+from tests.oracles.model_cases import build, write_modules
 from tests.server.models import copy_model
 
 LABELS = ("calm", "cross", "curious")
 ENTITIES = ("O", "B-PER", "I-PER", "B-LOC", "I-LOC")
 NLI = ("contradiction", "neutral", "entailment")
-SMALL: dict[str, Any] = {
-    "hidden_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "intermediate_size": 96,
-    "max_position_embeddings": 256,
-    "initializer_range": 0.3,
-}
 
 
 def _build(folder: Path, head: str, **config: Any) -> Path:
     """A BERT that transformers writes, with the default model's tokenizer."""
     tokenizer = transformers.AutoTokenizer.from_pretrained(engine.load_model().folder, model_max_length=256)
-    torch.manual_seed(0)
-    made: Any = getattr(transformers, "Bert" + head)(
-        transformers.BertConfig(vocab_size=len(tokenizer), **SMALL, **config)
-    )
-    for name, parameter in made.named_parameters():
-        # A fresh model's ones and noughts would hide that a server forgets them.
-        if "norm" in name.lower() or name.endswith("bias"):
-            parameter.data += torch.randn_like(parameter) * 0.2
-    made.save_pretrained(folder)
+    build(folder, "bert", vocab_size=len(tokenizer), head=head, modules=False, max_position_embeddings=256, **config)
     tokenizer.save_pretrained(folder)
     return folder
 
@@ -70,16 +54,7 @@ def _colbert(folder: Path) -> Path:
 
 def _bge_m3(folder: Path) -> Path:
     """A dense model, with two further heads in separate files."""
-    _build(folder, "Model")
-    kinds = {"": "models.Transformer", "1_Pooling": "models.Pooling", "2_Normalize": "models.Normalize"}
-    modules = [
-        {"idx": i, "name": str(i), "path": path, "type": f"sentence_transformers.{kind}"}
-        for i, (path, kind) in enumerate(kinds.items())
-    ]
-    (folder / "modules.json").write_text(json.dumps(modules))
-    (folder / "1_Pooling").mkdir()
-    pooling = {"word_embedding_dimension": SMALL["hidden_size"], "pooling_mode_cls_token": True}
-    (folder / "1_Pooling" / "config.json").write_text(json.dumps(pooling))
+    write_modules(_build(folder, "Model"), pooling="cls")
     for name, rows in (("sparse_linear", 1), ("colbert_linear", 64)):
         save_file({"weight": torch.randn(rows, 64) * 0.2, "bias": torch.randn(rows)}, folder / f"{name}.safetensors")
     return folder

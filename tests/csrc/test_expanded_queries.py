@@ -3,24 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
-import torch
-import transformers
 
 from embert import engine
 from embert.engine.tasks import Task
 from tests.csrc.encoder.random_models import agrees, make_encoder
-from tests.engine.conftest import unit
-from tests.engine.heads.late_interaction import linear, pylate
+from tests.engine.heads.late_interaction import expanded_sequences, masked_vectors, pylate
 
 pytestmark = pytest.mark.gpu
-
-MASK = 4
-KNOWN = [3, 20, 9, 20, 1, 97, 40, 20]
-ADDED = [17, 0, 91, 3, 99, 3, 40, 80]
 
 
 @pytest.mark.parametrize(("dtype", "gemm"), [("float32", "auto"), ("float16", "auto"), ("float16", "cublaslt")])
@@ -30,21 +22,11 @@ def test_vectors_are_those_of_an_attention_mask(tmp_path: Path, case: str, dtype
     if dtype == "float32" and case == "mistral, both ways":
         pytest.skip("has kernels for 16 bits only")
     wide = {"head_dim": 288} if case == "mistral, both ways" else None
-    folder = pylate(tmp_path / "model", case=case, shape=wide, query_length=100)
-    hugging_face: Any = transformers.AutoModel.from_pretrained(folder).eval()
-    random = np.random.default_rng(0)
-    sequences = [
-        np.concatenate([random.integers(5, 60, known), np.full(added, MASK)]).astype(np.int32)
-        for known, added in zip(KNOWN, ADDED, strict=True)
-    ]
+    folder, sequences = pylate(tmp_path / "model", case=case, shape=wide, query_length=100), expanded_sequences()
     encoder = make_encoder(engine.load_model(str(folder)), dtype=dtype, gemm=gemm)
     batch = engine.pack(sequences).wanting(Task.MULTI)
     rows = encoder.wait(encoder.submit(batch))[Task.MULTI]
-    for number, (ids, known) in enumerate(zip(sequences, KNOWN, strict=True)):
-        attended = torch.arange(len(ids)) < known
-        with torch.inference_mode():  # twice: LFM2 ignores the mask of a single text
-            hidden = hugging_face(torch.from_numpy(ids.astype(np.int64)).repeat(2, 1), attended.long().repeat(2, 1))
-        expected = unit((hidden.last_hidden_state[0] @ linear().T).numpy())
+    for number, expected in enumerate(masked_vectors(folder, sequences)):
         ours = rows.slice(number, number + 1).values
         assert (ours * expected).sum(1).min() >= (0.99999 if dtype == "float32" else 0.9995)
         alone = encoder.wait(encoder.submit(batch.taken(np.array([number]))))[Task.MULTI].values

@@ -230,9 +230,3 @@ def test_no_hub_is_there(silent_hub: socket.socket) -> None:
     silent_hub.close()
     with pytest.raises(ModelNotFound, match=r"cannot be reached \(.+\): .*HF_ENDPOINT.*hf download"):
         engine.load_model("org/private", progress=False)
-
-
-def test_offline(silent_hub: socket.socket, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
-    with pytest.raises(ModelNotFound, match=r"HF_HUB_OFFLINE is set"):
-        engine.load_model("org/private", progress=False)

@@ -141,12 +141,6 @@ def test_lone_surrogates(tokenizer: engine.Tokenizer, text: str) -> None:
         tokenizer.tokenize([text])
 
 
-def test_no_texts(tokenizer: engine.Tokenizer) -> None:
-    encoded = tokenizer.encode([])
-    assert (encoded.tokens, encoded.sequences, encoded.truncated) == (0, 0, 0)
-    assert encoded.lengths.dtype == np.int32
-
-
 def test_ids_are_taken_as_they_are(tokenizer: engine.Tokenizer) -> None:
     encoded = tokenizer.from_ids([[5, 6, 7], [0], [30_521]], TokenizeOptions(truncate=False))
     assert sequences(encoded) == [[5, 6, 7], [0], [30_521]]

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
 from tokenizers import AddedToken, models, normalizers, pre_tokenizers, processors
 from tokenizers import Tokenizer as Backend
 
+from tests.engine.conftest import Floats, Ids, unit
 from tests.oracles.model_cases import build, list_modules
 
 COLUMNS = 24
@@ -51,6 +54,30 @@ def encoder(folder: Path, *, case: str = "bert", markers: bool = False, **shape:
 
 def linear(columns: int = COLUMNS) -> torch.Tensor:
     return torch.randn(columns, 64, generator=torch.Generator().manual_seed(1)) * 0.2
+
+
+# Lengths of sequences, and numbers of mask tokens after them, that expand queries without being attended to.
+EXPANDED = ((3, 17), (20, 0), (9, 91), (20, 3), (1, 99), (97, 3), (40, 40), (20, 80))
+
+
+def expanded_sequences() -> list[Ids]:
+    random = np.random.default_rng(0)
+    return [
+        np.concatenate([random.integers(5, 60, known), np.full(added, SPECIAL.index("[MASK]"))]).astype(np.int32)
+        for known, added in EXPANDED
+    ]
+
+
+def masked_vectors(folder: Path, sequences: Sequence[Ids]) -> list[Floats]:
+    """The vectors of `expanded_sequences` by transformers' attention mask."""
+    model: Any = transformers.AutoModel.from_pretrained(folder).eval()
+    vectors = []
+    for ids, (known, _) in zip(sequences, EXPANDED, strict=True):
+        attended = (torch.arange(len(ids)) < known).long()
+        with torch.inference_mode():  # twice: LFM2 ignores the mask of a single text
+            hidden = model(torch.from_numpy(ids.astype(np.int64)).repeat(2, 1), attended.repeat(2, 1))
+        vectors.append(unit((hidden.last_hidden_state[0] @ linear().T).numpy()))
+    return vectors
 
 
 def pylate(folder: Path, *, case: str = "bert", shape: dict[str, Any] | None = None, **config: Any) -> Path:

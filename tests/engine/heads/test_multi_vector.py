@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import transformers
 from safetensors.torch import save_file
 from tokenizers import Tokenizer as Backend
 from tokenizers import models, pre_tokenizers, processors
@@ -25,7 +24,9 @@ from tests.engine.heads.late_interaction import (
     LETTERS,
     SPECIAL,
     encoder,
+    expanded_sequences,
     linear,
+    masked_vectors,
     pylate,
     save_tokenizer,
     stanford,
@@ -120,8 +121,6 @@ FOLDERS: dict[str, Callable[[Path], Path]] = {
     ),
     "not pooled": lambda folder: native(folder, None, pool={"pool_factor": 1.0, "normalize_embeddings": True}),
     "mpnet": lambda folder: native(folder, fixed(False), case="mpnet"),
-    "modernbert": lambda folder: native(folder, fixed(False), case="modernbert"),
-    "modernbert, attended": lambda folder: native(folder, fixed(True), case="modernbert"),
     "pylate": pylate,
     "pylate, modernbert": lambda folder: pylate(folder, case="modernbert"),
     "pylate, lfm2": lambda folder: pylate(folder, case="lfm2, biases"),
@@ -175,26 +174,11 @@ def test_sentence_transformers(tmp_path: Path, files: str) -> None:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_added_tokens_that_nothing_attends_to(tmp_path: Path, dtype: str) -> None:
     """HuggingFace's attention mask, by hand, in batches of expanded and other texts; the longest in bfloat16 too."""
-    folder = pylate(tmp_path / "model", query_length=100)
-    hugging_face: Any = transformers.BertModel.from_pretrained(folder, attn_implementation="eager")
-    hugging_face.eval()
-    model = engine.load_model(str(folder))
-    mask = 4
-    loaded = engine.load_encoder(model, device="cpu", dtype=dtype)
-    random = np.random.default_rng(0)
-    known = [3, 20, 9, 20, 1, 97, 40, 20]
-    added = [17, 0, 91, 3, 99, 3, 40, 80]
-    sequences = [
-        np.concatenate([random.integers(5, 60, tokens), np.full(masks, mask)]).astype(np.int32)
-        for tokens, masks in zip(known, added, strict=True)
-    ]
+    folder, sequences = pylate(tmp_path / "model", query_length=100), expanded_sequences()
+    loaded = engine.load_encoder(engine.load_model(str(folder)), device="cpu", dtype=dtype)
     rows = loaded.wait(loaded.submit(engine.pack(sequences).wanting(Task.MULTI)))[Task.MULTI]
     assert rows.counts.tolist() == [len(ids) for ids in sequences]
-    for number, ids in enumerate(sequences):
-        attended = torch.arange(len(ids)) < known[number]
-        with torch.inference_mode():
-            hidden = hugging_face(torch.from_numpy(ids.astype(np.int64))[None], attended[None].long())
-        expected = unit((hidden.last_hidden_state[0] @ linear().T).numpy())
+    for number, expected in enumerate(masked_vectors(folder, sequences)):
         ours = rows.slice(number, number + 1).values
         assert (ours * expected).sum(1).min() >= (0.99999 if dtype == "float32" else 0.995)
 

@@ -17,7 +17,7 @@ from embert import engine
 from embert.engine.models import read_config
 from embert.engine.models.encoder_config import Attention, Ntk, Rotary
 from tests.engine.conftest import Ids, random_sequences, small_tokenizer
-from tests.engine.test_model_types import READS
+from tests.engine.test_model_types import READS, has_the_same_outputs
 from tests.oracles.exact import Doubles, hidden_states, near
 from tests.oracles.model_cases import build
 
@@ -111,16 +111,13 @@ def separate(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
 def test_own_names_of_tensors(tmp_path: Path, head: str, change: Callable[[Any], Any]) -> None:
     """They give the bits of transformers' names, in the encoder and in heads."""
     folder = build(tmp_path, "gte", head=head, modules=False, tokenizer=small_tokenizer(64))
-    (pooling, task), path, outputs = READS[head], folder / "model.safetensors", []
-    batch = engine.pack(random_sequences([3, 40], 60)).wanting(task)
-    for _ in range(2):
-        encoder = engine.load_encoder(engine.load_model(str(folder), pooling=pooling), device="cpu")
-        outputs.append(encoder.wait(encoder.submit(batch))[task])
+    path = folder / "model.safetensors"
+
+    def rename() -> None:
         save_file(change(load_file(path)), path, {"format": "pt"})
         written(folder / "config.json", architectures=[f"New{head}"], rope_scaling=None, pack_qkv=change != separate)
-    assert outputs[0].values.size
-    np.testing.assert_array_equal(outputs[0].values, outputs[1].values)
-    np.testing.assert_array_equal(outputs[0].indices, outputs[1].indices)
+
+    has_the_same_outputs(folder, head, rename)
 
 
 def test_activation_of_the_masked_lm_head(tmp_path: Path) -> None:
