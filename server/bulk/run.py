@@ -28,8 +28,7 @@ from embert.engine.options import output_width, require_tasks
 from embert.server.bulk.job import Block, BulkError, CannotResume, Chunk, Job, RowRange, SharedBuffers
 from embert.server.bulk.reader import Reader
 from embert.server.bulk.rows import Layout, ParsedRows
-from embert.server.bulk.stages import EngineStage, TokenizationStage
-from embert.server.bulk.worker import Links, work
+from embert.server.bulk.stages import EngineStage, Links, TokenizationStage, work
 from embert.server.bulk.writer import Writer, run_manifest
 from embert.server.ipc.control import describe_exit
 

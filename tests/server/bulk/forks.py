@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 _FORKS = multiprocessing.get_context("forkserver")
-_FORKS.set_forkserver_preload(["embert.server.bulk.worker", "tests.server.bulk.forks", "tests.server.stand_in"])
+_FORKS.set_forkserver_preload(["embert.server.bulk.stages", "tests.server.bulk.forks", "tests.server.stand_in"])
 
 
 def fork(*, target: Callable[..., None], args: Any, name: str, daemon: bool) -> Any:
