@@ -22,6 +22,7 @@ from embert.engine.tasks import ALL_TASKS, NO_TASK, Task
 from embert.server.config import ConfigError
 from embert.server.frontend.operations import Health, Operations, Readiness
 from embert.server.http.errors import ErrorFormat, ErrorFormats
+from embert.server.http.response import Body
 from embert.server.protocols import (
     cohere,
     decisions,
@@ -337,7 +338,7 @@ def _by_body(route: TaskRoute) -> Handler:
     """
     has_labels = route.path == "/predict"
 
-    async def handle(context: RequestContext) -> tuple[bytes, bytes]:
+    async def handle(context: RequestContext) -> tuple[bytes, Body]:
         if has_labels and context.has_field("candidate_labels"):
             return await hugging_face.zero_shot(context)
         begin = context.begin_of("inputs")

@@ -20,6 +20,7 @@ from starlette.types import Send
 from embert.server.http.errors import ErrorFormat, ModelUnknown, ServerError, TaskMissing
 
 Headers = list[tuple[bytes, bytes]]
+Body = bytes | memoryview
 
 
 class Response(NamedTuple):
@@ -27,7 +28,7 @@ class Response(NamedTuple):
 
     status: int
     headers: Headers
-    body: bytes
+    body: Body
     reason: str = ""  # message of an error, for traces
     outcome: str = ""  # outcome of an error, for metrics
 

@@ -20,7 +20,7 @@ from embert.server.protocols.openai import check_number_type, read_input_type
 from embert.server.protocols.ranking import join_rows, rank
 from embert.server.protocols.request_context import JSON, RequestContext
 from embert.server.protocols.rerank import INSTRUCTION, CohereMeta, RerankResult, cohere_meta, result_rows
-from embert.server.protocols.serialization import quantize, response_id, rows_json
+from embert.server.protocols.serialization import compute, floats_pieces, join, quantize, response_id
 from embert.server.request.request_body import FAIL_FAST, InputForm, InputForms, RequestBody, TextList
 
 _DOCUMENT_TOKENS = 4096  # default limit of a document
@@ -199,27 +199,26 @@ async def embed(context: RequestContext) -> tuple[bytes, bytes]:
     vectors = (await context.run(encoded, dimensions=dimensions, normalize=not whole)).vectors
     version = b"1" if context.scope["path"].endswith("/v1/embed") else b"2"
     if version == b"1" and request.embedding_types is None:
-        written, form = await rows_json(vectors), b"floats"
+        rows, form = await floats_pieces(vectors), b"floats"
     else:
-        rows = [b'"%b":%b' % (kind.encode(), await _write_type(vectors, kind, whole=whole)) for kind in types]
-        written, form = b"{%b}" % b",".join(rows), b"by_type"
+        rows, form = [b"{"], b"by_type"
+        for kind in types:
+            rows.append(b'%b"%b":' % (b"," if len(rows) > 1 else b"", kind.encode()))
+            rows += await _write_type(vectors, kind, whole=whole)
+        rows.append(b"}")
+    head = b'{"id":"%b","embeddings":' % response_id()
     meta = cohere_meta(version, encoded.tokens)
-    return JSON, b'{"id":"%b","embeddings":%b,"texts":%b,"meta":%b,"response_type":"embeddings_%b"}' % (
-        response_id(),
-        written,
-        orjson.dumps(texts),
-        meta,
-        form,
-    )
+    tail = b',"texts":%b,"meta":%b,"response_type":"embeddings_%b"}' % (orjson.dumps(texts), meta, form)
+    return JSON, await join([head, *rows, tail])
 
 
-async def _write_type(vectors: npt.NDArray[np.float32], kind: EmbeddingType, *, whole: bool) -> bytes:
-    """Write vectors, which are not normalized yet if `whole`."""
+async def _write_type(vectors: npt.NDArray[np.float32], kind: EmbeddingType, *, whole: bool) -> list[bytes]:
+    """Writes vectors, which are not normalized yet if `whole`, in pieces for `join`."""
     match kind:
         case "float" | "base64":
-            return await rows_json(normalized(vectors) if whole else vectors, base64=kind == "base64")
+            return await floats_pieces(normalized(vectors) if whole else vectors, base64=kind == "base64")
         case _:
-            return await rows_json(quantize(vectors, kind, whole=whole))
+            return await floats_pieces(await compute(vectors.size, quantize, vectors, kind, whole=whole))
 
 
 def _texts(request: CohereEmbedRequest) -> tuple[list[str], str]:

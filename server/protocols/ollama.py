@@ -14,7 +14,7 @@ from embert.engine import Task
 from embert.engine.tokenization.encoded import TokenizeOptions
 from embert.server.protocols.fields import FIELDS
 from embert.server.protocols.request_context import JSON, RequestContext
-from embert.server.protocols.serialization import floats_json
+from embert.server.protocols.serialization import floats_json, floats_pieces, join
 from embert.server.registry.model_handle import ModelHandle
 from embert.server.request.request_body import InputForm, InputForms, RequestBody, TextList
 
@@ -132,19 +132,16 @@ async def embed(context: RequestContext) -> tuple[bytes, bytes]:
     request = await context.parse(OllamaEmbedRequest)
     handle = _choose(context, request.model)
     dimensions = handle.check_dimensions(request.dimensions or None)  # 0 means all, as in Ollama
-    vectors, tokens = b"[]", 0
+    vectors, tokens = [b"[]"], 0
     if request.input:
         options = TokenizeOptions(truncate=request.truncate is not False, param="input")
         encoded = await context.tokenize(request.input, options)
-        vectors = await floats_json((await context.run(encoded, dimensions=dimensions)).vectors)
+        vectors = await floats_pieces((await context.run(encoded, dimensions=dimensions)).vectors)
         tokens = encoded.tokens
     duration = round((time.perf_counter() - context.breakdown.started) * 1e9)
-    return JSON, b'{"model":%b,"embeddings":%b,"total_duration":%d,"load_duration":0,"prompt_eval_count":%d}' % (
-        orjson.dumps(handle.name),
-        vectors,
-        duration,
-        tokens,
-    )
+    head = b'{"model":%b,"embeddings":' % orjson.dumps(handle.name)
+    tail = b',"total_duration":%d,"load_duration":0,"prompt_eval_count":%d}' % (duration, tokens)
+    return JSON, await join([head, *vectors, tail])
 
 
 async def embeddings(context: RequestContext) -> tuple[bytes, bytes]:

@@ -10,9 +10,10 @@ from embert.engine import Task
 from embert.engine.tasks import NO_TASK
 from embert.engine.tokenization.encoded import TokenizeOptions
 from embert.server.http.errors import Invalid, describe_name
+from embert.server.http.response import Body
 from embert.server.protocols.fields import FIELDS
 from embert.server.protocols.request_context import JSON, RequestContext
-from embert.server.protocols.serialization import NumberType, openai_json, quantize, typed_openai_json
+from embert.server.protocols.serialization import NumberType, compute, openai_json, quantize, typed_openai_json
 from embert.server.registry.model_handle import Capability, ModelHandle
 from embert.server.request.request_body import (
     FAIL_FAST,
@@ -131,7 +132,7 @@ class OpenAIError(BaseModel):
     error: OpenAIErrorFields
 
 
-async def embeddings(context: RequestContext) -> tuple[bytes, bytes]:
+async def embeddings(context: RequestContext) -> tuple[bytes, Body]:
     """`POST /v1/embeddings`, and Azure's path of it, which names the model."""
     request = await context.parse(EmbeddingsRequest)
     capability = _DENSE if request.embedding_types is None else Capability(_kinds(request.embedding_types))
@@ -175,7 +176,7 @@ async def embeddings(context: RequestContext) -> tuple[bytes, bytes]:
         return context.raw(result.vectors, result.rows[Task.MULTI].counts.tolist())
     base64 = request.encoding_format == "base64"
     if number_type is not None:
-        quantized = quantize(result.vectors, number_type, whole=whole)
+        quantized = await compute(result.vectors.size, quantize, result.vectors, number_type, whole=whole)
         return JSON, await openai_json(quantized, handle.name, encoded.tokens, base64=base64)
     if tasks == Task.EMBED:
         return JSON, await openai_json(result.vectors, handle.name, encoded.tokens, base64=base64)

@@ -9,7 +9,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -26,6 +26,7 @@ from embert.server.engine_client.router import EncodeResult, TooManyWeights
 from embert.server.http.errors import Invalid, PayloadTooLarge, RequestError, describe_name
 from embert.server.http.held_bytes import SMALL_BYTES
 from embert.server.http.request_head import PLAIN_KEY, prefers, read_request_options
+from embert.server.http.response import Body
 from embert.server.observability.request_record import RequestRecord
 from embert.server.protocols.serialization import raw_rows
 from embert.server.registry.model_handle import BYTES_A_WEIGHT, Capability, ModelHandle
@@ -35,9 +36,6 @@ from embert.server.request.known_fields import TranslatedFields, header_value
 from embert.server.request.large_bodies import LARGE, SplitIds, check_values, memory_of, split_ids
 from embert.server.request.request_body import RequestBody, TextsAndIds, parse, validate
 from embert.server.request.turns import LARGE_BODY, LARGE_RESPONSE
-
-if TYPE_CHECKING:
-    pass
 
 RequestT = TypeVar("RequestT", bound=RequestBody)
 EncodedT = TypeVar("EncodedT", Encoded, EncodedSpans)
@@ -495,7 +493,7 @@ class RequestContext:
         accept = [value for name, value in self.scope["headers"] if name == b"accept"]
         return accept not in ([], [b"*/*"]) and prefers(OCTETS, JSON, accept)
 
-    def raw(self, vectors: npt.NDArray[np.float32], counts: Sequence[int] | None = None) -> tuple[bytes, bytes]:
+    def raw(self, vectors: npt.NDArray[np.float32], counts: Sequence[int] | None = None) -> tuple[bytes, Body]:
         """The response with float32 [n, d] as raw rows. `counts`: the rows of each text; None: one each."""
         self.headers.append((b"x-embedding-shape", b"%d,%d" % vectors.shape))
         if counts is not None:
@@ -516,7 +514,7 @@ class RequestContext:
         return headers
 
 
-Handler = Callable[[RequestContext], Awaitable[tuple[bytes, bytes]]]  # → content type, body
+Handler = Callable[[RequestContext], Awaitable[tuple[bytes, Body]]]  # → content type, body
 
 
 def _check_encoding(headers: list[tuple[bytes, bytes]]) -> None:

@@ -8,8 +8,8 @@ from __future__ import annotations
 import asyncio
 import itertools
 import secrets
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, ParamSpec, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -17,19 +17,23 @@ import orjson
 import pybase64
 
 from embert.engine import Task, TaskOutput
+from embert.server.http.response import Body
 
 Vectors = npt.NDArray[np.float32]
 Quantized = npt.NDArray[np.int8] | npt.NDArray[np.uint8]
+P = ParamSpec("P")
+T = TypeVar("T")
 NumberType = Literal["int8", "uint8", "binary", "ubinary"]
 
 _ID_PREFIX = secrets.token_hex(10).encode()  # of this process
 _ids = itertools.count()
 
 # Numbers that are written before the event loop runs other requests: about 1 ms.
-_NUMBERS_AT_ONCE = 64 * 1024
+_NUMBERS_AT_ONCE = 32 * 1024
 _NUMBERS_PER_PAIR = 8  # numbers that take as long as a pair
 _PAIRS_AT_ONCE = _NUMBERS_AT_ONCE // _NUMBERS_PER_PAIR
 _NUMBERS_PER_TEXT = 512  # numbers that take as long as the rest of a text
+_BYTES_AT_ONCE = 1 << 20  # bytes that are joined at once; `bytes.join` releases the GIL from here on
 
 
 class Pauses:
@@ -48,25 +52,66 @@ class Pauses:
             await asyncio.sleep(0)
 
 
-async def floats_json(vectors: npt.NDArray[Any]) -> bytes:
-    """`[[…], …]` for float32 [n, d] or the result of `quantize`, `[…]` for [n]."""
-    rows = max(1, _NUMBERS_AT_ONCE * len(vectors) // max(1, vectors.size))
-    if len(vectors) <= rows:
-        return _dump(vectors)
+async def floats_json(vectors: npt.NDArray[Any], *, base64: bool = False) -> bytes:
+    """`[[…], …]` for float32 [n, d] or the result of `quantize`, `[…]` for [n]; `["…", …]` with base64 of each row."""
+    if vectors.size <= _NUMBERS_AT_ONCE:
+        return _dump_rows(vectors, base64)
+    return await join(await floats_pieces(vectors, base64=base64))
+
+
+async def floats_pieces(vectors: npt.NDArray[Any], *, base64: bool = False) -> list[bytes]:
+    """Returns what `floats_json` returns, in pieces for `join`."""
+    if vectors.size <= _NUMBERS_AT_ONCE:
+        return [_dump_rows(vectors, base64)]
+    rows = max(1, _NUMBERS_AT_ONCE * len(vectors) // vectors.size)
     pieces = []
     for first in range(0, len(vectors), rows):
-        pieces.append(_dump(vectors[first : first + rows])[1:-1])
+        pieces += [b",", _dump_rows(vectors[first : first + rows], base64)[1:-1]]
         await asyncio.sleep(0)
-    return b"[" + b",".join(pieces) + b"]"
+    pieces[0] = b"["
+    pieces.append(b"]")
+    return pieces
+
+
+async def base64_pieces(numbers: Vectors, dtype: str) -> list[bytes]:
+    """`"…"` with base64 of all numbers as `dtype`, in pieces for `join`."""
+    numbers, pieces = numbers.reshape(-1), [b'"']
+    step = _NUMBERS_AT_ONCE // 3 * 3  # base64 takes three bytes at a time
+    for first in range(0, numbers.size, step):
+        if first:
+            await asyncio.sleep(0)
+        with np.errstate(over="ignore"):  # what float16 cannot hold is infinite, as in vLLM
+            some = np.ascontiguousarray(numbers[first : first + step], dtype)
+        pieces.append(pybase64.b64encode(some.data))
+    pieces.append(b'"')
+    return pieces
+
+
+async def join(pieces: list[bytes]) -> bytes:
+    """Joins the pieces of a response, and empties the list. Many bytes are joined in a thread that releases the GIL."""
+    if sum(map(len, pieces)) < _BYTES_AT_ONCE:
+        return b"".join(pieces)
+    return await asyncio.to_thread(_join, pieces)
+
+
+def _join(pieces: list[bytes]) -> bytes:
+    joined = b"".join(pieces)
+    pieces.clear()  # takes a millisecond too
+    return joined
 
 
 async def nested_floats_json(vectors: Vectors, lengths: Sequence[int]) -> bytes:
     """`[[[…], …], …]`: the rows of float32 [T, d], grouped by `lengths` (which add up to T)."""
-    pieces, first = [], 0
+    pieces, first = [b"["], 0
+    pauses = Pauses()
     for length in lengths:
-        pieces.append(await floats_json(vectors[first : first + length]))
+        if first:
+            pieces.append(b",")
+        pieces += await floats_pieces(vectors[first : first + length])
         first += length
-    return b"[" + b",".join(pieces) + b"]"
+        await pauses.after(length * vectors.shape[1])
+    pieces.append(b"]")
+    return await join(pieces)
 
 
 async def sparse_json(rows: TaskOutput) -> bytes:
@@ -75,26 +120,28 @@ async def sparse_json(rows: TaskOutput) -> bytes:
     pauses = Pauses()
     for index in range(rows.sequences):
         indices, values = _pairs(rows, index)
-        pieces = []
+        texts.append(b",[" if index else b"[[")
         for first in range(0, len(values), _PAIRS_AT_ONCE):
             piece = slice(first, first + _PAIRS_AT_ONCE)
             numbers = zip(_dump(indices[piece])[1:-1].split(b","), _dump(values[piece])[1:-1].split(b","), strict=True)
-            pieces.append(b'{"index":%b}' % b'},{"index":'.join(map(b',"value":'.join, numbers)))
+            pairs = b'},{"index":'.join(map(b',"value":'.join, numbers))
+            texts.append(b'%b{"index":%b}' % (b"," if first else b"", pairs))
             await pauses.after(_NUMBERS_PER_PAIR * len(values[piece]))
-        texts.append(b"[%b]" % b",".join(pieces))
-    return b"[" + b",".join(texts) + b"]"
-
-
-async def rows_json(rows: npt.NDArray[Any], *, base64: bool = False) -> bytes:
-    """`[[…], …]` for [n, d] of any type, or `["…", …]` with base64 of each row."""
-    if not base64:
-        return await floats_json(rows)
-    return b"[%b]" % b",".join(map(_base64, rows))
+        texts.append(b"]")
+    texts.append(b"]")
+    return await join(texts)
 
 
 def response_id() -> bytes:
     """Returns 32 hexadecimal digits that no other response has. Does not read the system's random numbers."""
     return b"%b%012x" % (_ID_PREFIX, next(_ids))
+
+
+async def compute(numbers: int, function: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+    """Calls `function`, in a thread if it reads many numbers: numpy releases the GIL."""
+    if numbers <= _NUMBERS_AT_ONCE:
+        return function(*args, **kwargs)
+    return await asyncio.to_thread(function, *args, **kwargs)
 
 
 def quantize(vectors: Vectors, kind: NumberType, *, whole: bool = False) -> Quantized:
@@ -123,7 +170,10 @@ async def openai_json(vectors: Vectors | Quantized, model: str, prompt_tokens: i
             await asyncio.sleep(0)
         embedding = _base64(vector) if base64 else _dump(vector)
         items.append(b'{"object":"embedding","embedding":%b,"index":%d}' % (embedding, index))
-    return _openai_list(items, model, prompt_tokens)
+    head, tail = _openai_list(model, prompt_tokens)
+    if len(items) <= rows:
+        return head + b",".join(items) + tail
+    return await join([head, items[0], *(part for item in items[1:] for part in (b",", item)), tail])
 
 
 async def typed_openai_json(
@@ -138,43 +188,44 @@ async def typed_openai_json(
 
     `token_ids` are those of MULTI's rows.
     """
-    items: list[bytes] = []
+    head, tail = _openai_list(model, prompt_tokens)
+    pieces = [head]
     pauses = Pauses()
     for index in range(next(iter(rows.values())).sequences):
         # Clients always read `embedding`: without dense vectors it is empty.
-        embedding, more = b"[]", b""
+        embedding = b"[]"
         if Task.EMBED in rows:
             vector = rows[Task.EMBED].values[index]
             embedding = _base64(vector) if base64 else _dump(vector)
+        comma = b"," if index else b""
+        pieces.append(b'%b{"object":"embedding","embedding":%b,"index":%d' % (comma, embedding, index))
         if Task.SPARSE in rows:
             indices, values = [await floats_json(pair) for pair in _pairs(rows[Task.SPARSE], index)]
-            more += b',"sparse":{"indices":%b,"values":%b}' % (indices, values)
+            pieces.append(b',"sparse":{"indices":%b,"values":%b}' % (indices, values))
         if Task.MULTI in rows:
             multi = rows[Task.MULTI]
             vectors = multi.slice(index, index + 1).values
-            written = b"[%b]" % b",".join(map(_base64, vectors)) if base64 else await floats_json(vectors)
-            more += b',"multi_vector":%b' % written
+            pieces += [b',"multi_vector":', *await floats_pieces(vectors, base64=base64)]
             if token_ids is not None:
                 ids = token_ids[multi.offsets[index] : multi.offsets[index + 1]]
-                more += b',"token_ids":%b' % await floats_json(ids)
-        items.append(b'{"object":"embedding","embedding":%b,"index":%d%b}' % (embedding, index, more))
+                pieces.append(b',"token_ids":%b' % await floats_json(ids))
+        pieces.append(b"}")
         await pauses.after(sum(output.slice(index, index + 1).values.size for output in rows.values()))
-    return _openai_list(items, model, prompt_tokens)
+    pieces.append(tail)
+    return await join(pieces)
 
 
-def _openai_list(items: list[bytes], model: str, prompt_tokens: int) -> bytes:
+def _openai_list(model: str, prompt_tokens: int) -> tuple[bytes, bytes]:
+    """Returns what comes before and after the items of a list."""
     head = b'{"id":"embd-%b","object":"list","data":[' % response_id()
-    tail = b'],"model":%b,"usage":{"prompt_tokens":%d,"total_tokens":%d}}' % (
-        orjson.dumps(model),
-        prompt_tokens,
-        prompt_tokens,
-    )
-    return head + b",".join(items) + tail
+    usage = b'{"prompt_tokens":%d,"total_tokens":%d}' % (prompt_tokens, prompt_tokens)
+    return head, b'],"model":%b,"usage":%b}' % (orjson.dumps(model), usage)
 
 
-def raw_rows(vectors: Vectors) -> bytes:
-    """Little-endian float32 [n, d], row after row."""
-    return _little_endian(vectors).tobytes()
+def raw_rows(vectors: Vectors) -> Body:
+    """Little-endian float32 [n, d], row after row. Many are a view, which keeps the memory of `vectors`."""
+    rows = _little_endian(vectors)
+    return rows.tobytes() if rows.size <= _NUMBERS_AT_ONCE else rows.data.cast("B")
 
 
 def _pairs(rows: TaskOutput, index: int) -> tuple[npt.NDArray[np.int32], Vectors]:
@@ -190,6 +241,10 @@ def _base64(vector: npt.NDArray[Any]) -> bytes:
 
 def _little_endian(vectors: Vectors) -> Vectors:
     return np.ascontiguousarray(vectors, "<f4")
+
+
+def _dump_rows(vectors: npt.NDArray[Any], base64: bool) -> bytes:
+    return b"[%b]" % b",".join(map(_base64, vectors)) if base64 else _dump(vectors)
 
 
 def _dump(numbers: npt.NDArray[Any]) -> bytes:

@@ -9,6 +9,7 @@ from pydantic import BaseModel, Field, RootModel
 
 from embert.engine import Encoded, Task
 from embert.engine.tokenization.encoded import TokenizeOptions
+from embert.server.http.response import Body
 from embert.server.protocols.fields import FIELDS
 from embert.server.protocols.request_context import JSON, RequestContext
 from embert.server.protocols.serialization import floats_json, nested_floats_json, sparse_json
@@ -92,7 +93,7 @@ class SparseVectors(RootModel[list[list[SparseValue]]]):
     """A sparse vector a text: non-zeros, by index."""
 
 
-async def embed(context: RequestContext) -> tuple[bytes, bytes]:
+async def embed(context: RequestContext) -> tuple[bytes, Body]:
     request = await context.parse(EmbedRequest)
     dimensions = context.handle.check_dimensions(request.dimensions)
     encoded = await _tokenize(context, request)
@@ -108,7 +109,7 @@ async def embed_sparse(context: RequestContext) -> tuple[bytes, bytes]:
     return JSON, await sparse_json(result.rows[Task.SPARSE])
 
 
-async def embed_all(context: RequestContext) -> tuple[bytes, bytes]:
+async def embed_all(context: RequestContext) -> tuple[bytes, Body]:
     """`POST /embed_all`: the last hidden states, or what a model of late interaction has in their place."""
     handle = context.handle
     has = handle.model.tasks

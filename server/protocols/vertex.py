@@ -11,6 +11,7 @@ from embert.engine.errors import InputError
 from embert.server.http.errors import EmptyInput, ServerError
 from embert.server.protocols.fields import FIELDS
 from embert.server.protocols.request_context import JSON, Handler, RequestContext
+from embert.server.protocols.serialization import join
 from embert.server.registry.tokenizing import as_server_error
 from embert.server.request.request_body import FAIL_FAST, RequestBody
 
@@ -47,7 +48,7 @@ async def predict(context: RequestContext, handler: Handler) -> tuple[bytes, byt
                 await asyncio.sleep(0)  # each round of the event loop starts one: other requests need it too
             part = context.part(instance, len(instances))
             try:
-                _, bodies[index] = await handler(part)
+                bodies[index] = bytes((await handler(part))[1])
             except (ServerError, InputError) as mistake:
                 raise _instance_error(part, mistake, index) from None
             context.breakdown.add(part.breakdown)
@@ -60,7 +61,8 @@ async def predict(context: RequestContext, handler: Handler) -> tuple[bytes, byt
         for worker in workers:
             worker.cancel()
         await asyncio.gather(*workers, return_exceptions=True)
-    return JSON, b'{"predictions":[%b]}' % b",".join(bodies)
+    rest = (piece for body in bodies[1:] for piece in (b",", body))
+    return JSON, await join([b'{"predictions":[', bodies[0], *rest, b"]}"])
 
 
 def _instance_error(part: RequestContext, mistake: ServerError | InputError, index: int) -> ServerError:

@@ -10,7 +10,6 @@ from typing import Annotated, ClassVar, Literal
 import numpy as np
 import numpy.typing as npt
 import orjson
-import pybase64
 from pydantic import BaseModel, Field
 
 from embert.engine import Task, TaskOutput
@@ -22,7 +21,7 @@ from embert.server.protocols.openai import Usage, check_foreign_ids, read_input_
 from embert.server.protocols.ranking import activation, join_rows, json_numbers, score_pairs
 from embert.server.protocols.request_context import JSON, RequestContext
 from embert.server.protocols.rerank import PairFields
-from embert.server.protocols.serialization import Pauses, floats_json
+from embert.server.protocols.serialization import Pauses, base64_pieces, compute, floats_pieces, join
 from embert.server.registry.model_handle import Capability, ModelHandle
 from embert.server.request.request_body import (
     TEXT_OR_IDS,
@@ -143,7 +142,8 @@ async def score(context: RequestContext) -> tuple[bytes, bytes]:
     function = activation(handle.scorer, raw=request.use_activation is False)
     numbers = json_numbers(scores(logits[:, None], function)[:, 0])
     rows = await join_rows(b'{"index":%d,"object":"score","score":%b}' % row for row in enumerate(numbers))
-    return JSON, _list("score", handle.name, rows, encoded.tokens, completion_tokens=0)
+    head, tail = _list("score", handle.name, encoded.tokens, completion_tokens=0)
+    return JSON, head + rows + tail
 
 
 def _texts(request: ScoreRequest) -> tuple[tuple[str, str], list[str], list[str]]:
@@ -182,7 +182,8 @@ async def classify(context: RequestContext) -> tuple[bytes, bytes]:
     classifier = handle.classifier
     probabilities = scores(result.vectors, activation(classifier, raw=request.use_activation is False))
     rows = await join_rows(_class_rows(result.vectors, probabilities, classifier.labels))
-    return JSON, _list("classify", handle.name, rows, encoded.tokens, completion_tokens=0)
+    head, tail = _list("classify", handle.name, encoded.tokens, completion_tokens=0)
+    return JSON, head + rows + tail
 
 
 def _class_rows(
@@ -195,10 +196,11 @@ def _class_rows(
         yield b'{"index":%d,"label":%b,"probs":%b,"num_classes":%d}' % (index, written[best], probs, len(labels))
 
 
-def _list(kind: str, model: str, rows: bytes, tokens: int, **more_usage: int) -> bytes:
+def _list(kind: str, model: str, tokens: int, **more_usage: int) -> tuple[bytes, bytes]:
+    """Returns what comes before and after the items of a list."""
     metadata = {"id": f"{kind}-{uuid.uuid4().hex}", "object": "list", "created": int(time.time()), "model": model}
     usage = {"prompt_tokens": tokens, "total_tokens": tokens, **more_usage}
-    return b'%b,"data":[%b],"usage":%b}' % (orjson.dumps(metadata)[:-1], rows, orjson.dumps(usage))
+    return orjson.dumps(metadata)[:-1] + b',"data":[', b'],"usage":%b}' % orjson.dumps(usage)
 
 
 # --- /pooling ---
@@ -279,7 +281,8 @@ async def pooling(context: RequestContext) -> tuple[bytes, bytes]:
         prompt_name=prompt_name,
     )
     result = await context.run(encoded, task, dimensions=dimensions, normalize=activates)
-    texts = _split_by_text(handle, task, result.rows[task], activates=activates)
+    rows = result.rows[task]
+    texts = await compute(rows.values.size, _split_by_text, handle, task, rows, activates=activates)
     return await _write(context, request, texts, encoded.tokens)
 
 
@@ -332,15 +335,15 @@ def _split_by_text(handle: ModelHandle, task: Task, rows: TaskOutput, *, activat
 async def _write(
     context: RequestContext, request: PoolingRequest, texts: list[Floats], tokens: int
 ) -> tuple[bytes, bytes]:
-    items = []
+    head, tail = _list("pool", context.handle.name, tokens)
+    pieces = [head]
     pauses = Pauses()
     for index, rows in enumerate(texts):
+        pieces.append(b'%b{"index":%d,"object":"pooling","data":' % (b"," if index else b"", index))
         if request.encoding_format == "base64":
-            with np.errstate(over="ignore"):  # what float16 cannot hold is infinite, as in vLLM
-                numbers = np.ascontiguousarray(rows, _DTYPES[request.embed_dtype])
-            data = b'"%b"' % pybase64.b64encode(numbers.data)
+            pieces += await base64_pieces(rows, _DTYPES[request.embed_dtype])
         else:
-            data = await floats_json(rows)
-        items.append(b'{"index":%d,"object":"pooling","data":%b}' % (index, data))
+            pieces += await floats_pieces(rows)
+        pieces.append(b"}")
         await pauses.after(rows.size)
-    return JSON, _list("pool", context.handle.name, b",".join(items), tokens)
+    return JSON, await join([*pieces, tail])

@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import threading
+from base64 import b64encode
 from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import orjson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from embert.engine import Task, TaskOutput
+from embert.server.protocols import serialization
 from embert.server.protocols.serialization import (
+    base64_pieces,
     floats_json,
     nested_floats_json,
     openai_json,
     quantize,
+    raw_rows,
     sparse_json,
     typed_openai_json,
 )
@@ -70,6 +76,8 @@ def test_other_requests_run_between_pieces() -> None:
         Task.SPARSE: TaskOutput(pairs.values[:6000], np.arange(6001, dtype=np.int32), np.arange(6000, dtype=np.int32))
     }
 
+    multi = {Task.MULTI: TaskOutput(vectors, np.array([0, len(vectors)], np.int32))}
+
     async def rounds(write: Any) -> int:
         """Rounds of the event loop in which another task ran."""
         count = 0
@@ -88,8 +96,35 @@ def test_other_requests_run_between_pieces() -> None:
     for write in (
         floats_json(vectors),
         openai_json(vectors, "m", 1, base64=False),
+        floats_json(vectors, base64=True),
+        base64_pieces(vectors, "<f2"),
         nested_floats_json(vectors, [1000, 1000]),
+        nested_floats_json(vectors, [2] * 1000),
         sparse_json(pairs),
         typed_openai_json(many, "m", 1, base64=False),
+        typed_openai_json(multi, "m", 1, base64=True),
     ):
         assert RUNNER.run(rounds(write)) > 5
+
+
+def test_large_responses_are_not_copied_on_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    vectors = np.random.default_rng(1).standard_normal((800, 384)).astype(np.float32)
+    multi = {Task.MULTI: TaskOutput(vectors, np.array([0, len(vectors)], np.int32))}
+    threads: list[threading.Thread] = []
+
+    def in_thread(pieces: list[bytes]) -> bytes:
+        threads.append(threading.current_thread())
+        return b"".join(pieces)
+
+    monkeypatch.setattr(serialization, "_join", in_thread)
+    for base64 in (False, True):
+        rows = [b64encode(vector.tobytes()).decode() for vector in vectors] if base64 else vectors
+        written = orjson.dumps(rows, option=orjson.OPT_SERIALIZE_NUMPY)
+        assert RUNNER.run(floats_json(vectors, base64=base64)) == written
+        for write in (openai_json(vectors, "m", 1, base64=base64), typed_openai_json(multi, "m", 1, base64=base64)):
+            assert len(orjson.loads(RUNNER.run(write))["data"]) in (1, 800)
+    assert len(threads) == 6
+    assert threading.main_thread() not in threads
+
+    assert raw_rows(vectors) == vectors.tobytes()
+    assert np.shares_memory(np.frombuffer(raw_rows(vectors), np.float32), vectors)
