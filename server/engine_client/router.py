@@ -28,7 +28,7 @@ from embert.engine.tasks import ALL_TASKS
 from embert.server.engine_client.admission import Admission
 from embert.server.engine_client.background import keep_running
 from embert.server.engine_client.connection import EngineConnection
-from embert.server.http.errors import InferenceFailed, ServerError, Unavailable
+from embert.server.http.errors import InferenceFailed, ServerError, TooManyWeights, Unavailable
 from embert.server.http.request_head import RequestOptions
 from embert.server.ipc.channel import EncodeRequest, PartialResult, Results, TaskRows, TextRows
 from embert.server.ipc.control import EngineState, ModelInfo, StartModel
@@ -47,13 +47,6 @@ _TASKS = {int(task): task for task in ALL_TASKS}  # a look-up costs a tenth of a
 
 # ASGI receive, to notice a client that leaves. None: then the task of the request is cancelled.
 Receive = Callable[[], Awaitable[Any]] | None
-
-
-@dataclass(eq=False)
-class TooManyWeights(Exception):
-    """The sparse vectors of a request have more weights than a response may have; not all of them are counted."""
-
-    weights: int
 
 
 @dataclass(slots=True)
@@ -409,7 +402,7 @@ class Router:
         if part.error in ("deadline", "cannot_meet_deadline"):
             return self.admissions[pending.message.model].too_late(pending.options, part.message)
         if part.error == "weights":
-            return TooManyWeights(int(part.message))
+            return TooManyWeights(part.weights)
         return InferenceFailed(f"inference failed: {part.message}")
 
     def _fail(self, pending: PendingRequest, error: ServerError | TooManyWeights) -> None:

@@ -330,7 +330,7 @@ class Responder:
                 request.weights += len(parts[Task.SPARSE].values)
                 if request.weights > most_weights:
                     self._drop(request.key)
-                    failure = PartialResult.failure(message.id, "weights", str(request.weights))
+                    failure = PartialResult.failure(message.id, "weights", weights=request.weights)
                     outgoing.setdefault(request.channel, []).append(failure)
                     continue
             part = PartialResult(

@@ -14,11 +14,13 @@ They have the field, the value and the limit, never the text itself.
   * TaskMissing               424 on TEI's routes and on those of decisions, 400 on others
   * Overloaded                429
   * Unavailable               503
+* TooManyWeights, which the caller turns into PayloadTooLarge
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
@@ -185,6 +187,13 @@ class Unavailable(ServerError):
         self.reject_reason = reject_reason
         if reject_reason in ("draining", "connections", "memory"):
             self.outcome = REFUSED
+
+
+@dataclass(eq=False)
+class TooManyWeights(Exception):
+    """The sparse vectors of a request have more weights than a response may have; not all of them are counted."""
+
+    weights: int
 
 
 # --- values in messages: never a text ---

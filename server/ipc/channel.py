@@ -77,12 +77,13 @@ class PartialResult(msgspec.Struct, array_like=True):
     inference_s: float
     # "backend", "deadline" (has passed), "cannot_meet_deadline" (the queue takes longer) or "weights" (too many)
     error: str = ""
-    message: str = ""  # for "weights": a lower bound of their number
+    message: str = ""
+    weights: int = 0  # for "weights": a lower bound of their number
 
     @classmethod
-    def failure(cls, request: int, error: str, message: str = "") -> PartialResult:
+    def failure(cls, request: int, error: str, message: str = "", weights: int = 0) -> PartialResult:
         """The only result of a failed request."""
-        return cls(request, 0, 0, [], 0.0, 0.0, error, message)
+        return cls(request, 0, 0, [], 0.0, 0.0, error, message, weights)
 
 
 class TextRows(msgspec.Struct, array_like=True):

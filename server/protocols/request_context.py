@@ -22,8 +22,8 @@ from embert.engine.heads.late_interaction import multi_vector_mask, pooled_texts
 from embert.engine.options import check_instruction_tokens
 from embert.engine.tokenization.encoded import EncodedSpans, TokenizeOptions, joined
 from embert.server.config import option_name
-from embert.server.engine_client.router import EncodeResult, TooManyWeights
-from embert.server.http.errors import Invalid, PayloadTooLarge, RequestError, describe_name
+from embert.server.engine_client.router import EncodeResult
+from embert.server.http.errors import Invalid, PayloadTooLarge, RequestError, TooManyWeights, describe_name
 from embert.server.http.held_bytes import SMALL_BYTES
 from embert.server.http.request_head import PLAIN_KEY, prefers, read_request_options
 from embert.server.http.response import Body

@@ -127,8 +127,8 @@ def test_messages_are_small_and_weights_bounded(monkeypatch: pytest.MonkeyPatch)
     counts = np.array([0, 20, 30, 80, 90], np.int32)  # prefix sums: the third text has 50 weights
     rows = TaskOutput(np.ones((90, 1), np.float32), counts, np.arange(90, dtype=np.int32))
     responder.send_rows(slices, {Task.SPARSE: rows}, 1.0, 2.0, most_weights=40)
-    assert [[(part.id, part.error, part.message) for part in parts] for parts in sent] == [
-        [(0, "", ""), (1, "", "")],
-        [(2, "weights", "50"), (3, "", "")],
+    assert [[(part.id, part.error, part.weights) for part in parts] for parts in sent] == [
+        [(0, "", 0), (1, "", 0)],
+        [(2, "weights", 50), (3, "", 0)],
     ]
     assert dropped == [2]
