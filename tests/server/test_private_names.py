@@ -8,7 +8,8 @@ from __future__ import annotations
 import importlib
 
 import pytest
-from prometheus_client import Histogram
+from prometheus_client import Histogram, Metric
+from prometheus_client.multiprocess import MultiProcessCollector
 
 NAMES = {
     "uvicorn._types": ("ASGIReceiveEvent", "ASGISendEvent"),
@@ -26,6 +27,15 @@ def test_private_name_exists(module: str, name: str) -> None:
     value: object = importlib.import_module(module)
     for attribute in name.split("."):
         value = getattr(value, attribute)
+
+
+def test_values_of_processes_are_joined_by_mode() -> None:
+    metric = Metric("private_names", "help", "gauge")
+    metric._multiprocess_mode = "max"  # type: ignore[attr-defined]
+    for value in (2.0, 1.0):
+        metric.add_sample("private_names", (), value)  # type: ignore[arg-type]
+    (joined,) = MultiProcessCollector._accumulate_metrics({"private_names": metric}, accumulate=True)  # type: ignore[no-untyped-call]
+    assert [sample.value for sample in joined.samples] == [2.0]
 
 
 def test_a_histogram_has_buckets_and_a_sum() -> None:
