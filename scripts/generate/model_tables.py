@@ -16,14 +16,10 @@ from typing import Any
 
 from embert.engine.models import MODEL_TYPES, read_config
 from embert.engine.models.encoder_config import EncoderConfig
-from tests.csrc.model_checkpoints import CHECKPOINTS
-from tests.engine.models.test_nomic_bert import CONFIG as NOMIC_BERT
-from tests.engine.models.test_nomic_bert import EXPERTS
 from tests.oracles.jina_bert_v2 import CONFIG as JINA_BERT_V2
-from tests.oracles.model_cases import MODEL_CASES, hugging_face
-
-__all__ = ["replaced"]
-
+from tests.oracles.model_cases import CHECKPOINTS, MODEL_CASES, hugging_face
+from tests.oracles.nomic_bert import CONFIG as NOMIC_BERT
+from tests.oracles.nomic_bert import EXPERTS
 
 MISTRAL3 = {"model_type": "mistral3", "text_config": {"model_type": "ministral3", "is_causal": False}}
 

@@ -17,29 +17,15 @@ from embert import engine
 from embert.engine.batch import PackedBatch
 from embert.engine.model import Model
 from tests.csrc.reference import row_errors
-from tests.engine.models.test_nomic_bert import EXPERTS, Older
 from tests.oracles.exact import hidden_states
 from tests.oracles.jina_bert_v2 import JinaBert
 from tests.oracles.jina_v3 import flash, peft
-from tests.oracles.model_cases import MODEL_CASES, build, byte_level
+from tests.oracles.model_cases import JINA, JINA_BERT, PEFT, ROUTED, build, byte_level
+from tests.oracles.nomic_bert import EXPERTS, Older
 
-__all__ = ["CHECKPOINTS", "ModelCheckpoint", "check_rounding", "model_checkpoint"]
+__all__ = ["ModelCheckpoint", "check_rounding", "model_checkpoint"]
 
 Doubles = npt.NDArray[np.float64]
-
-# The CUDA encoder does not run these; the last stands below with adapters.
-NAMES = (
-    "nomic_bert, dynamic", "ministral3, scaled queries", "jina_embeddings_v3",
-)  # fmt: skip
-JINA_BERT, JINA, PEFT = "jina_bert_v2", "jina_embeddings_v3, its own files", "jina_embeddings_v3, PEFT's files"
-ROUTED = "nomic_bert, experts"
-CHECKPOINTS = (
-    *(name for name in MODEL_CASES if name not in NAMES and "long" not in name),
-    JINA_BERT,
-    JINA,
-    PEFT,
-    ROUTED,
-)
 
 
 @dataclass(frozen=True)

@@ -15,9 +15,10 @@ import pytest
 import torch
 
 from embert.engine.encoders.cuda.adapters import parts_of
-from tests.csrc.model_checkpoints import CHECKPOINTS, ModelCheckpoint, check_rounding, model_checkpoint
+from tests.csrc.model_checkpoints import ModelCheckpoint, check_rounding, model_checkpoint
 from tests.csrc.reference import FLOAT16, FLOAT32, row_errors
 from tests.csrc.test_computed_forwards import HOPPER, PORTABLE, computed, program
+from tests.oracles.model_cases import CHECKPOINTS
 
 __all__ = ["program"]  # a fixture
 

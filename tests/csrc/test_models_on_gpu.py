@@ -27,13 +27,14 @@ from embert.engine.heads.description import MarkerDecider
 from embert.engine.model import Model
 from embert.engine.tasks import Task
 from tests.csrc.encoder.random_models import make_encoder
-from tests.csrc.model_checkpoints import CHECKPOINTS, ModelCheckpoint, check_rounding, model_checkpoint
+from tests.csrc.model_checkpoints import ModelCheckpoint, check_rounding, model_checkpoint
 from tests.csrc.reference import row_errors
 from tests.engine.conftest import random_sequences
 from tests.engine.heads.classifiers import build_classifier, hugging_face_logits
 from tests.engine.test_decisions import QWEN_TEMPLATE, SETTINGS, Scorer, language_model, laya
 from tests.engine.test_decoders import qwen
 from tests.oracles.jina_v3 import TASKS, VOCABULARY, Jina, peft
+from tests.oracles.model_cases import CHECKPOINTS
 
 pytestmark = pytest.mark.gpu
 

@@ -15,8 +15,6 @@ import numpy.typing as npt
 import pytest
 import torch
 import transformers
-from tokenizers import Tokenizer as Backend
-from tokenizers import models, normalizers, pre_tokenizers, processors
 
 from embert import engine
 from embert.engine.encoders.base import Encoder
@@ -26,6 +24,7 @@ from embert.engine.model import Model
 from tests.engine.stand_in_gpu import StandInGpu
 from tests.oracles.model_cases import build as build_model
 from tests.oracles.model_cases import byte_level, write_modules
+from tests.oracles.model_cases import small_tokenizer as small_tokenizer
 
 # What the files next to a tokenizer.json say where it is taken as it stands.
 AS_IT_STANDS = TokenizerConfig(Path("tokenizer_config.json"))
@@ -128,18 +127,6 @@ def build_bert(tmp_path: Path) -> BuildBert:
         return folder
 
     return build
-
-
-def small_tokenizer(vocab_size: int) -> Backend:
-    """BERT's kind of tokenizer with a vocabulary of single characters."""
-    tokens = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-    letters = "abcdefghijklmnopqrstuvwxyz0123456789"
-    tokens += [*letters, *(f"##{letter}" for letter in letters)]
-    tokenizer = Backend(models.WordPiece({token: i for i, token in enumerate(tokens[:vocab_size])}, unk_token="[UNK]"))
-    tokenizer.normalizer = normalizers.BertNormalizer()
-    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    tokenizer.post_processor = processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
-    return tokenizer
 
 
 class HuggingFace:

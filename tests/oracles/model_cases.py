@@ -12,7 +12,7 @@ import torch
 import transformers
 from safetensors.torch import save_file
 from tokenizers import Tokenizer as Backend
-from tokenizers import decoders, models, pre_tokenizers, processors, trainers
+from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 __all__ = [
     "HEAD_CASES",
@@ -203,6 +203,20 @@ HEAD_CASES = [
 ]  # fmt: skip
 MASKED_LM_CASES = [name for name in HEAD_CASES if not name.startswith(DECODERS)]
 
+# The CUDA encoder does not run these; the last stands in tests/csrc/model_checkpoints.py, with adapters.
+NAMES = (
+    "nomic_bert, dynamic", "ministral3, scaled queries", "jina_embeddings_v3",
+)  # fmt: skip
+JINA_BERT, JINA, PEFT = "jina_bert_v2", "jina_embeddings_v3, its own files", "jina_embeddings_v3, PEFT's files"
+ROUTED = "nomic_bert, experts"
+CHECKPOINTS = (
+    *(name for name in MODEL_CASES if name not in NAMES and "long" not in name),
+    JINA_BERT,
+    JINA,
+    PEFT,
+    ROUTED,
+)
+
 
 def _own_code(prefix: str, base: str, model_type: str, *, causal: bool) -> dict[str, Any]:
     """Classes of code that comes with checkpoints: transformers' of the prefix `base`."""
@@ -289,6 +303,18 @@ def _trained_once(train: Callable[[int], Backend]) -> Callable[[int], Backend]:
         return train(vocab_size).to_str()
 
     return functools.wraps(train)(lambda vocab_size: Backend.from_str(trained(vocab_size)))
+
+
+def small_tokenizer(vocab_size: int) -> Backend:
+    """BERT's kind of tokenizer with a vocabulary of single characters."""
+    tokens = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    letters = "abcdefghijklmnopqrstuvwxyz0123456789"
+    tokens += [*letters, *(f"##{letter}" for letter in letters)]
+    tokenizer = Backend(models.WordPiece({token: i for i, token in enumerate(tokens[:vocab_size])}, unk_token="[UNK]"))
+    tokenizer.normalizer = normalizers.BertNormalizer()
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.post_processor = processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
+    return tokenizer
 
 
 @_trained_once

@@ -12,10 +12,10 @@ import pytest
 from embert.engine.errors import ModelError
 from embert.engine.models import read_config
 from tests.engine.models.test_gte import CONFIG as GTE
-from tests.engine.models.test_nomic_bert import CONFIG as NOMIC
-from tests.engine.models.test_nomic_bert import EXPERTS
 from tests.oracles.jina_bert_v2 import CONFIG as JINA_BERT
 from tests.oracles.model_cases import MODEL_CASES, hugging_face
+from tests.oracles.nomic_bert import CONFIG as NOMIC
+from tests.oracles.nomic_bert import EXPERTS
 
 # Configs in the spelling of the models' own code, which transformers does not write.
 OWN = {"new": GTE, "nomic_bert, own": NOMIC, "nomic_bert, experts": {**NOMIC, **EXPERTS}, "jina_bert_v2": JINA_BERT}

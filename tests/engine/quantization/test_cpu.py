@@ -11,7 +11,6 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from benchmarks.lib.texts import english
 from embert import engine
 from embert.engine.batch import pack
 from embert.engine.encoders.loader import create_encoder
@@ -79,7 +78,7 @@ def test_int8_needs_kernels(default_model: Model, monkeypatch: pytest.MonkeyPatc
 
 def sequences_of(model: Model, texts: int) -> list[Ids]:
     """Token ids of English texts."""
-    encoded = Tokenizer(model).encode(english(texts))
+    encoded = Tokenizer(model).encode(sentences()[:texts])
     return np.split(encoded.ids, np.cumsum(encoded.lengths)[:-1])
 
 
