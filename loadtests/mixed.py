@@ -6,8 +6,9 @@ import random
 
 from locust import task
 
-from loadtests.thresholds import Threshold, enforce
+from loadtests.thresholds import enforce
 from loadtests.users import EmbeddingUser, OpenLoopUser, passages, queries
+from loadtests.verdict import Threshold
 
 SHORT, LONG = queries(), passages()
 enforce(Threshold("query", p99_ms=1_000), Threshold("bulk", p99_ms=30_000, refused=0.5))

@@ -6,8 +6,9 @@ import random
 
 from locust import task
 
-from loadtests.thresholds import Threshold, enforce
+from loadtests.thresholds import enforce
 from loadtests.users import EmbeddingUser, passages
+from loadtests.verdict import Threshold
 
 TEXTS = passages()
 enforce(Threshold("32 passages", p99_ms=10_000))

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import random
 
-from loadtests.thresholds import Threshold, enforce
+from loadtests.thresholds import enforce
 from loadtests.users import OpenLoopUser, queries
+from loadtests.verdict import Threshold
 
 TEXTS = queries()
 enforce(Threshold("query", p99_ms=250))

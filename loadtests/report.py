@@ -11,8 +11,6 @@ from pathlib import Path
 from benchmarks.lib.scrape import Samples
 from loadtests.verdict import Check, Verdict, sentence
 
-__all__ = ["server_figures", "write"]
-
 RESULTS = {True: "kept", False: "EXCEEDED", None: "not checked"}
 COLUMNS = ("result", "of", "what", "limit", "measured")
 

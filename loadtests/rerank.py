@@ -6,8 +6,9 @@ import random
 
 from locust import task
 
-from loadtests.thresholds import Threshold, enforce
+from loadtests.thresholds import enforce
 from loadtests.users import EmbeddingUser, passages, queries
+from loadtests.verdict import Threshold
 
 QUERIES, PASSAGES = queries(), passages()
 enforce(Threshold("32 passages reranked", p99_ms=10_000, refused=0.05))

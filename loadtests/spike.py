@@ -6,8 +6,9 @@ import random
 
 from locust import LoadTestShape
 
-from loadtests.thresholds import Threshold, enforce
+from loadtests.thresholds import enforce
 from loadtests.users import OpenLoopUser, options_of, queries
+from loadtests.verdict import Threshold
 
 TEXTS = queries()
 TIMES = 10

@@ -15,8 +15,6 @@ from loadtests import report
 from loadtests.users import late_s, options_of
 from loadtests.verdict import Check, Threshold, checks, verdict
 
-__all__ = ["Threshold", "enforce", "generator_checks"]
-
 LATE_MS = 20.0  # p99 of how late locust sends; above it locust is the limit
 
 

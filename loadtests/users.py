@@ -21,9 +21,6 @@ from benchmarks.lib.texts import PASSAGE_TOKENS, QUERY_TOKENS, texts
 from embert.engine import load_model
 from loadtests.verdict import FAILED, REFUSED
 
-__all__ = ["EmbeddingUser", "OpenLoopUser", "late_s", "options_of", "passages", "queries"]
-
-
 # How late locust sent the latest requests, s: a busy locust delays them.
 late_s: deque[float] = deque(maxlen=10_000)
 

@@ -10,8 +10,6 @@ from locust.stats import RequestStats
 
 from benchmarks.lib.scrape import Samples
 
-__all__ = ["FAILED", "REFUSED", "Check", "Threshold", "Verdict", "checks", "sentence", "verdict"]
-
 REFUSED, FAILED = " refused", " failed"  # after a name: its requests without a success
 
 # Counters of the server that must not grow during a test.

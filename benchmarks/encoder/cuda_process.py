@@ -16,8 +16,6 @@ from embert import engine
 from embert.engine.batch import PackedBatch
 from embert.engine.encoders.cuda.encoder import CudaEncoder
 
-__all__ = ["MAX_TOKENS", "CudaProcess"]
-
 
 def use_build(path: str) -> None:
     """Make the extension in this file embert.engine._cuda for the rest of this process."""

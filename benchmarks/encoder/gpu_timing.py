@@ -11,17 +11,6 @@ from collections.abc import Callable
 
 import torch
 
-__all__ = [
-    "BURST_MS",
-    "REST_S",
-    "SUSTAINED_S",
-    "WAKE_UP_MS",
-    "calls_in",
-    "device_burst",
-    "device_sustained",
-    "gemm_peak",
-]
-
 REST_S = 0.3  # before a burst
 WAKE_UP_MS = 10.0  # of a burst, before it is timed
 BURST_MS = 50.0

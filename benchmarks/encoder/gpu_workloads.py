@@ -13,8 +13,6 @@ import transformers
 from benchmarks.lib import random_model
 from embert.engine.batch import PackedBatch
 
-__all__ = ["LATENCY", "SHAPES", "THROUGHPUT", "lengths_of", "model_folder", "random_batch"]
-
 SHAPES: dict[str, dict[str, Any]] = {
     "base": {},
     "narrow": {"hidden_size": 384, "num_hidden_layers": 6, "num_attention_heads": 12, "intermediate_size": 1536},

@@ -13,8 +13,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["LAUNCHES", "Recorded", "Timing", "time_interleaved"]
-
 LAUNCHES = 10  # of a graph
 BURST_S = 0.01
 LOAD_S = 1.0

@@ -22,8 +22,6 @@ from benchmarks.kernels.device_timer import LAUNCHES, Recorded, Timing, time_int
 from benchmarks.rivals import cutlass
 from embert.engine.encoders.cuda.encoder import _cublaslt_library
 
-__all__ = ["BERT", "Measured", "Shape", "cutlass_kernels", "geometric_mean", "measure"]
-
 FLOAT16 = 1
 ACTIVATIONS = {"bias": 0, "residual": 0, "GELU": 1}
 ROTATED_BYTES = 200_000_000  # of inputs and outputs in rotation: more than the cache holds

@@ -22,8 +22,6 @@ import numpy as np
 from benchmarks.lib import load_worker
 from benchmarks.lib.load_plan import Plan, Responses
 
-__all__ = ["LoadGenerator"]
-
 
 class LoadGenerator:
     """Processes that send. They live from run to run, because starting one takes longer than a short run."""

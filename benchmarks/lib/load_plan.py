@@ -8,8 +8,6 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["LOST", "NO_RESPONSE", "Plan", "Request", "Responses", "post"]
-
 LOST = 0  # the status of a request whose connection broke
 NO_RESPONSE = 1  # the status of a request that had no response when the run gave up waiting
 

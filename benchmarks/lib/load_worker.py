@@ -15,8 +15,6 @@ import uvloop
 
 from benchmarks.lib.load_plan import LOST, NO_RESPONSE, Plan, Responses
 
-__all__ = ["run"]
-
 
 class Timer:
     """One timer on CLOCK_MONOTONIC. Python has timerfd in `os` since 3.13 only."""

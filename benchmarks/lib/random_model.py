@@ -7,8 +7,6 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-__all__ = ["MINILM_L6", "SHAPES", "XLMR_LARGE", "make", "make_laya", "make_reranker", "make_shape", "of_shape"]
-
 # The shape of all-MiniLM-L6-v2, for `make`.
 MINILM_L6 = {"layers": 6, "hidden_size": 384, "num_attention_heads": 12, "intermediate_size": 1536}
 # The shape of bge-m3 and bge-reranker-v2-m3, for transformers' XLMRobertaConfig.

@@ -16,8 +16,6 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-__all__ = ["RESULTS", "machine", "print_table", "write"]
-
 RESULTS = Path(__file__).parents[1] / "results"
 PACKAGES = (
     "embert", "fastapi", "httptools", "numpy", "nvidia-cutlass", "onnxruntime", "orjson", "pydantic",

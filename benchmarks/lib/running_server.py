@@ -21,8 +21,6 @@ from typing import IO
 
 import psutil
 
-__all__ = ["RunningServer", "embert", "running"]
-
 ROOT = Path(__file__).parents[2]
 READY_WITHIN_S = 180.0
 KINDS = {  # by module in the command line; the second two are those of builds before 2026-11-24

@@ -6,8 +6,6 @@ import re
 import urllib.request
 from dataclasses import dataclass
 
-__all__ = ["Samples", "scrape"]
-
 _LINE = re.compile(r"^(\w+)(?:\{(.*)\})? (\S+)$")
 _LABEL = re.compile(r'(\w+)="([^"]*)"')
 

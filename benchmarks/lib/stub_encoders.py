@@ -15,8 +15,6 @@ from embert.engine.tasks import Task
 from embert.server.engine_worker import loop
 from embert.server.observability.metrics import EngineMetrics
 
-__all__ = ["PacedEncoder", "StubEncoder"]
-
 if "CALL_COUNTER" in os.environ:
     # An engine writes its metrics by the clock. How many requests share that depends on the machine's speed, and the
     # number of calls a request must not.

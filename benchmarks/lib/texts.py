@@ -16,8 +16,6 @@ import numpy as np
 import numpy.typing as npt
 from tokenizers import Tokenizer
 
-__all__ = ["PASSAGE_TOKENS", "QUERY_TOKENS", "Lengths", "Text", "english", "texts"]
-
 
 @dataclass(frozen=True, slots=True)
 class Lengths:

@@ -20,8 +20,6 @@ import ray.data
 
 from embert.ray import Embedder
 
-__all__ = ["embed_on", "main"]
-
 BATCH = 4096  # texts, as many as `embert embed` takes at a time
 IO_CPUS = 2  # CPUs of Ray's count for tasks that read and write, next to those of the actors
 

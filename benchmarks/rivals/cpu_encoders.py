@@ -14,8 +14,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["ENCODERS", "FROM_IDS", "FROM_TEXTS", "Rival", "serve"]
-
 Floats = npt.NDArray[np.float32]
 
 MAX_LENGTH = 512  # tokens: all that BERT's positions allow, whatever a model's own files say

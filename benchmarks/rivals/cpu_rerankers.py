@@ -8,8 +8,6 @@ from typing import Any
 
 from benchmarks.rivals.cpu_encoders import BATCH_TEXTS, Floats, Rival
 
-__all__ = ["RERANKERS"]
-
 
 class Embert(Rival):
     """embert from texts: Engine.score."""

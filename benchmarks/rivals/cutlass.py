@@ -22,8 +22,6 @@ from typing import Any
 
 import psutil
 
-__all__ = ["EPILOGUES", "SCHEDULES", "SWIZZLES", "Kernel", "Missing", "load"]
-
 SOURCE = Path(__file__).with_name("cutlass_gemm.cu")
 CACHE = Path(__file__).parents[2] / "build" / "rivals"
 # In the order of cutlass_gemm.cu's numbers for them.

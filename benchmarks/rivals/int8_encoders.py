@@ -14,9 +14,6 @@ import numpy as np
 from benchmarks.rivals.cpu_encoders import BATCH_TEXTS, MAX_LENGTH, EmbertEncoder, Floats, Rival
 from embert.engine.tokenization.encoded import TokenizeOptions
 
-__all__ = ["RIVALS"]
-
-
 CONTRIB = "com.microsoft"
 
 

@@ -22,8 +22,6 @@ from embert.engine.batch import PackedBatch
 
 FLASH_COLUMNS = 256  # of the widest heads that flash attention takes
 
-__all__ = ["Packed", "PackedBert", "PackedDecoder", "PackedRotary", "attention"]
-
 
 def attention(
     q: torch.Tensor,

@@ -10,8 +10,6 @@ import torch
 
 from embert.engine.batch import PackedBatch
 
-__all__ = ["POOLINGS", "padded_batches", "padded_runner"]
-
 POOLINGS = ("mean", "cls", "last-token")
 
 

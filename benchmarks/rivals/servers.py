@@ -16,8 +16,6 @@ from pathlib import Path
 
 from benchmarks.lib.running_server import RunningServer, running
 
-__all__ = ["SERVERS", "Missing", "infinity", "plain_fastapi", "tei", "vllm"]
-
 API_SERVERS = 8  # vLLM's HTTP processes
 BATCH_TOKENS = 65536
 

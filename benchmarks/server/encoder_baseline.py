@@ -16,8 +16,6 @@ import numpy.typing as npt
 
 from embert.engine import PackedBatch, Tokenizer, load_encoder, load_model, pack
 
-__all__ = ["Baseline", "measure"]
-
 
 @dataclass(frozen=True, slots=True)
 class Baseline:

@@ -44,8 +44,6 @@ from benchmarks.lib.running_server import ROOT, RunningServer, embert, running
 from benchmarks.server.measurement import Round, run_round
 from benchmarks.server.short_texts import STUBS
 
-__all__ = ["BASELINE", "RUNS"]
-
 BASELINE = Path(__file__).with_suffix(".json")
 TOLERANCE, CALLS_TOLERANCE = 0.5, 0.02
 RUNS, TURNS, WINDOW_S, SETTLE_S = 3, 3, 0.5, 0.1

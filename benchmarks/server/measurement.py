@@ -18,8 +18,6 @@ from benchmarks.lib.load_generator import LoadGenerator
 from benchmarks.lib.load_plan import Plan, Request, Responses
 from benchmarks.lib.running_server import RunningServer
 
-__all__ = ["Round", "latency_breakdown_ms", "median", "run_round"]
-
 # Cores in use at which a process counts as saturated. A server's other threads wait for the interpreter lock.
 CLIENT_FULL = 0.9
 SERVER_FULL = 0.85

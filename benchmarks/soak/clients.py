@@ -15,8 +15,6 @@ import numpy.typing as npt
 from benchmarks.lib.texts import QUERY_TOKENS, texts
 from embert.engine import load_model
 
-__all__ = ["Client", "Clients", "Objective", "Response", "matches"]
-
 
 @dataclass(frozen=True, slots=True)
 class Objective:

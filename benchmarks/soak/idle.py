@@ -16,8 +16,6 @@ from benchmarks.lib.running_server import embert
 from benchmarks.soak.clients import Objective
 from benchmarks.soak.overload import embed_requests
 
-__all__ = ["idle"]
-
 
 def idle(options: argparse.Namespace, seconds: float, serve_options: list[str]) -> list[Objective]:
     """Measure what idle connections cost: responses, latency, memory."""

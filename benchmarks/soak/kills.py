@@ -10,8 +10,6 @@ import time
 from benchmarks.lib.running_server import RunningServer
 from benchmarks.soak.clients import Clients, Objective
 
-__all__ = ["kills"]
-
 KILL_EVERY_S = 5.0
 
 

@@ -13,8 +13,6 @@ import psutil
 from benchmarks.lib.running_server import RunningServer
 from benchmarks.soak.clients import Client, Clients, Objective
 
-__all__ = ["mixed"]
-
 SETTLING_S = 120.0  # before the first look at memory
 SAMPLE_EVERY_S = 5.0
 

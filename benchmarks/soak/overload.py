@@ -16,8 +16,6 @@ from benchmarks.lib.texts import PASSAGE_TOKENS, QUERY_TOKENS, texts
 from benchmarks.soak.clients import Objective
 from embert.engine import load_model
 
-__all__ = ["embed_requests", "overload"]
-
 OVERLOAD = 10  # times the server's capacity
 
 

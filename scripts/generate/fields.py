@@ -13,8 +13,6 @@ from embert.server.frontend.routes import TASKS
 from embert.server.protocols.fields import ELSEWHERE
 from embert.server.request.known_fields import KnownField, Verdict
 
-__all__ = ["replaced"]
-
 _MARKS = re.compile(r"(?<=<!-- fields: scripts/document writes them -->\n).*?(?=<!-- end of fields -->)", re.DOTALL)
 
 _FEW = 3  # routes without a field, which are named in place of those with it

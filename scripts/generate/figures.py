@@ -11,8 +11,6 @@ from xml.sax.saxutils import escape
 
 from scripts.generate.result_tables import newest, spaced
 
-__all__ = ["SCHEMES", "alt", "svg"]
-
 WIDTH, MARGIN, GUTTER = 800, 8, 48
 COLUMN = (WIDTH - 2 * MARGIN - GUTTER) // 2
 LABEL = 122  # pixels left of the bars

@@ -8,8 +8,6 @@ from collections.abc import Iterable
 from embert.engine.files.json_files import Key, Table, Verdict
 from embert.engine.files.key_tables import REFUSED_MODULES, TABLES
 
-__all__ = ["replaced"]
-
 START = "<!-- The tables below are written by scripts/document. -->\n"
 
 

@@ -14,8 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-__all__ = ["BENCHMARKS", "exactness", "newest", "readme", "replaced", "spaced"]
-
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results"
 H100 = "nvidia-h100-80gb-hbm3"

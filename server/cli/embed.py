@@ -21,8 +21,6 @@ from embert.server.bulk.writer import FileWriter, StreamWriter, Writer
 from embert.server.cli.arguments import encoder_options, read_format
 from embert.server.config import ConfigError
 
-__all__ = ["embed"]
-
 _SHARD_TEXTS = 250_000
 
 

@@ -17,8 +17,6 @@ from typing import Any
 
 from benchmarks.rivals.cpu_encoders import Rival, serve
 
-__all__ = ["ask", "measure", "processes"]
-
 QUIET_CORES = 0.15  # most cores that other processes may use during one measurement
 PATIENCE = 4  # at most this many times the rounds asked for
 REST_S = 0.05  # before each measurement: the threads of the rival before it spin for a while after their work

@@ -11,8 +11,6 @@ import numpy.typing as npt
 
 from benchmarks.lib.texts import Lengths, texts
 
-__all__ = ["WORKLOADS", "Workload"]
-
 
 @dataclass(frozen=True, slots=True)
 class Uniform(Lengths):
