@@ -72,9 +72,6 @@ RERANKERS: list[tuple[str, str, Any]] = [
     ("LiteLLM, cohere/", "/v2/rerank", {
         "query": A, "documents": [A, B], "top_n": 2, "rank_fields": None, "return_documents": True,
         "max_chunks_per_doc": None, "max_tokens_per_doc": None}),
-    ("LiteLLM, jina_ai/ and hosted_vllm/", "/v1/rerank", DOCUMENTS | {"top_n": 2, "return_documents": True}),
-    ("LiteLLM, huggingface/", "/rerank", TEXTS | {"truncate": False, "raw_scores": False, "return_text": True,
-                                                  "top_n": 2}),
     ("Open WebUI, Haystack (Jina), Dify", "/v1/rerank", DOCUMENTS | {"top_n": 2}),
     ("Dify, text-embeddings-inference", "/rerank", TEXTS),
     ("Continue, text-embeddings-inference", "/rerank", TEXTS | {

@@ -13,7 +13,7 @@ import httpx
 import numpy as np
 import pytest
 
-from embert import __version__, engine
+from embert import engine
 from tests.server.live import STAND_IN, Live, live
 from tests.server.models import copy_model, edit_json
 from tests.server.stand_in import expected
@@ -172,17 +172,14 @@ def test_normalize_and_dimensions(http: httpx.Client) -> None:
     def embed(**options: Any) -> np.ndarray[Any, np.dtype[np.float64]]:
         return np.array(http.post("/embed", json={"inputs": ["Hello, world", "a"], **options}).json())
 
-    unit, raw = embed(), embed(normalize=False)
-    assert np.allclose(np.linalg.norm(unit, axis=1), 1, atol=1e-6)
-    lengths = np.linalg.norm(raw, axis=1, keepdims=True)
-    assert (lengths > 1.5).all()
-    assert np.allclose(raw / lengths, unit, atol=1e-6)
-    cut_raw = embed(normalize=False, dimensions=10)
-    assert np.allclose(cut_raw, raw[:, :10], atol=1e-6)
-    cut_unit = embed(dimensions=10)
-    assert np.allclose(np.linalg.norm(cut_unit, axis=1), 1, atol=1e-6)
-    assert np.allclose(cut_unit, raw[:, :10] / np.linalg.norm(raw[:, :10], axis=1, keepdims=True), atol=1e-6)
-    assert (embed(dimensions=384) == unit).all()
+    raw = embed(normalize=False)
+    assert (np.linalg.norm(raw, axis=1) > 1.5).all()
+    for dimensions in (10, 384):
+        cut = raw[:, :dimensions]
+        assert np.allclose(embed(normalize=False, dimensions=dimensions), cut, atol=1e-6)
+        unit = cut / np.linalg.norm(cut, axis=1, keepdims=True)
+        assert np.allclose(embed(dimensions=dimensions), unit, atol=1e-6)
+    assert (embed(dimensions=384) == embed()).all()
 
 
 # --- similarity, tokenize, decode ---
@@ -234,17 +231,10 @@ def test_vllms_tokenizer(http: httpx.Client) -> None:
 
 
 def test_info(http: httpx.Client) -> None:
+    """Values that depend on the machine. docs/api.md has the others."""
     info = http.get("/info").json()
-    assert info["model_id"] == info["served_model_name"] == "sentence-transformers/all-MiniLM-L6-v2"
-    assert info["model_type"] == {"embedding": {"pooling": "mean"}}
-    assert (info["model_dtype"], info["backend"], info["device"], info["architecture"]) == (
-        "float32", "cpu", "cpu", "bert",
-    )  # fmt: skip
-    assert (info["max_input_length"], info["max_client_batch_size"], info["dimensions"]) == (256, 2048, 384)
+    assert (info["model_dtype"], info["backend"], info["device"]) == ("float32", "cpu", "cpu")
     assert info["max_queue_tokens"] == info["max_concurrent_requests"] == 256 * info["max_batch_tokens"]
-    assert info["max_batch_requests"] is None
-    assert info["payload_limit"] == 10_000_000
     assert info["tokenization_workers"] >= 1
-    assert info["version"] == __version__
     for path in ("/health", "/ping", "/livez"):
         assert http.get(path).json()["status"] == "ok"
