@@ -58,6 +58,13 @@ def test_files_with_anything_in_them(good: Path, tmp_path: Path, name: str) -> N
         assert [each.start.name for each in models] == (["good"] if broken else ["bad", "good"])
 
 
+def test_a_folder_without_tokenizer(tmp_path: Path) -> None:
+    models, broken = planned(f"a={copy_model(tmp_path, without=('tokenizer.json',))}")
+    assert models == []
+    assert "has no tokenizer.json" in broken["a"]
+    assert "save_pretrained" in broken["a"]  # the command that makes one
+
+
 @pytest.mark.parametrize(
     "fields",
     [

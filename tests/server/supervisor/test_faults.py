@@ -144,12 +144,9 @@ def test_work_goes_to_the_engine_with_less_of_it(pair: Live) -> None:
     with ThreadPoolExecutor(8) as pool:
         with pair.held():
             busy = pool.submit(pair.post, "/embed", {"inputs": [[101, HELD, 102], *[[7] * 200] * 5]})
-            until(
-                lambda: pair.metrics()["embert_admitted_tokens"] == 1003, what="the request that keeps one engine busy"
-            )
-            assert all(
-                pool.map(lambda number: right(pair, [101, 1000 + number, 102]), range(20))
-            )  # nobody waits for that one
+            until(lambda: pair.metrics()["embert_admitted_tokens"] == 1003, what="the request of one engine")
+            # Nobody waits for that one.
+            assert all(pool.map(lambda number: right(pair, [101, 1000 + number, 102]), range(20)))
         assert busy.result().status_code == 200
 
     def fewest() -> float:

@@ -17,7 +17,6 @@ from embert.server.cli.main import main
 from embert.server.config import ConfigError
 from embert.server.supervisor.sockets import listen
 from tests.server.live import EMBERT, ROOT, STAND_IN, environment, run_cli
-from tests.server.models import copy_model
 
 
 def refused(*options: str, env: dict[str, str] | None = None) -> str:
@@ -64,12 +63,6 @@ def wrong(*options: str, env: dict[str, str] | None = None) -> str:
 
 def test_no_such_model(tmp_path: Path) -> None:
     assert str(tmp_path / "nothing") in refused(str(tmp_path / "nothing"), env={"HF_HUB_OFFLINE": "1"})
-
-
-def test_a_folder_without_tokenizer(tmp_path: Path) -> None:
-    said = refused(str(copy_model(tmp_path, without=("tokenizer.json",))))
-    assert "no tokenizer.json" in said
-    assert "save_pretrained" in said  # the command that makes one
 
 
 # --- the encoder, whose errors arise in its own process ---
