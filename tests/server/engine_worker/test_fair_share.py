@@ -29,9 +29,7 @@ def test_requests_of_32_passages_run_in_at_most_three_slices(
     assert len(run.pieces["m"]) > clients
     assert max(run.pieces["m"]) <= 3
     assert sum(run.pieces["m"]) <= 1.4 * len(run.pieces["m"])
-    assert (
-        percentile([float(each) for each in run.slices], 50) <= 8
-    )  # as many requests as a batch holds, and short ones
+    assert percentile([*map(float, run.slices)], 50) <= 8  # as many requests as a batch holds, and short ones
     # A short text waits for the batch that runs and the one that was submitted ahead.
     assert max(run.waited_s["short"]) <= 4 * MINILM.device_s + 0.001
 

@@ -138,9 +138,8 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert self.models[key] == batch.model
             texts = self.waiting[key]
             taken, rest = texts[: piece.stop - piece.start], texts[piece.stop - piece.start :]
-            assert [text for text, _ in taken] == list(
-                range(piece.start, piece.stop)
-            )  # in order, none missing, none twice
+            # In order, none missing, none twice.
+            assert [text for text, _ in taken] == list(range(piece.start, piece.stop))
             assert sum(length for _, length in taken) == piece.tokens
             tokens += piece.tokens
             if rest:

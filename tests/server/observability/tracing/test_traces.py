@@ -18,7 +18,7 @@ from tests.server.stand_in import HELD
 pytest.importorskip("opentelemetry.exporter.otlp.proto.http", reason="OpenTelemetry's exporter is of the extra otel")
 from tests.server.observability.tracing.otlp_receiver import OtlpReceiver, ReceivedSpan
 
-GOOD = [101, 7592, 102]
+GOOD, HOLD = [101, 7592, 102], [101, HELD, 102]
 EMBED, OPENAI = "POST /embed", "POST /v1/embeddings"
 STAGES = ("tokenize", "queue", "inference", "encode")
 MODEL = "sentence-transformers/all-MiniLM-L6-v2"
@@ -76,10 +76,6 @@ def pair() -> Iterator[Pair]:
     options = ("--max-batch-tokens", "256", "--workers", "2")
     with traced(*options, env=PATIENT | UNSAMPLED, clean_log=False) as (server, receiver):
         yield server, receiver
-
-
-def order(number: int) -> list[int]:
-    return [101, number, 102]
 
 
 def ask(server: Live, ids: list[int] | list[list[int]], trace: Trace, **headers: str) -> httpx.Response:
@@ -142,7 +138,7 @@ def test_requests_of_one_batch_are_linked_from_its_span(pair: Pair) -> None:
     holding = Trace(sampled=False)
     with ThreadPoolExecutor(4) as pool:
         with server.held() as runs:
-            first = pool.submit(ask, server, order(HELD), holding)
+            first = pool.submit(ask, server, HOLD, holding)
             until(runs.exists, what="the batch that the others wait for")
             asked = [pool.submit(ask, server, GOOD, trace) for trace in traces]
             until(lambda: server.metrics()["embert_queue_tokens"] == 9, what="the others in the queue")
@@ -162,7 +158,7 @@ def test_a_deadline_that_passes_is_an_error(pair: Pair) -> None:
     server, receiver = pair
     trace, holding = Trace(), Trace(sampled=False)
     with ThreadPoolExecutor(1) as pool, server.held() as runs:
-        first = pool.submit(ask, server, order(HELD), holding)
+        first = pool.submit(ask, server, HOLD, holding)
         until(runs.exists, what="the batch that the other waits for")
         response = ask(server, GOOD, trace, **{"x-request-timeout": "3"})
         assert response.status_code == 503
@@ -195,7 +191,7 @@ def test_the_last_spans_leave_before_the_server_ends() -> None:
             assert server.get(path).status_code == 200
         with ThreadPoolExecutor(1) as pool:
             with server.held() as runs:
-                asked = pool.submit(ask, server, order(HELD), trace)
+                asked = pool.submit(ask, server, HOLD, trace)
                 until(runs.exists, what="the batch")
                 server.signal()
                 until(lambda: "received SIGTERM" in server.log, what="the signal")
