@@ -24,7 +24,7 @@ from embert.server.protocols.request_context import RequestContext
 from tests.server.http.echo_server import Clock, Response, serving
 
 KEY = b"authorization: Bearer right"
-PATHS = ("/embed", "/v1/embeddings", "/v2/embed", "/api/embed")  # one for each form of errors
+PATHS = ("/embed", "/v1/embeddings", "/v2/embed", "/api/embed", "/v1/systemone")  # one for each form of errors
 PROBE = "/readyz"
 # The error that a handler raises, status (on other routes than TEI's), and the reason that counts it.
 RAISED: list[tuple[Exception, int, str | None]] = [
