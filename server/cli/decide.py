@@ -64,11 +64,11 @@ def _respond(engine: Engine, value: Any, *, truncate: bool) -> dict[str, Any]:
     if isinstance(value, dict) and "state" in value:
         request = validate(SystemOneRequest, value)
         state, questions = read_system_one_request(request)
-        decided = engine.decide(state, questions, label_mass=request.label_mass, truncate=truncate)
-        masses = diagnostics_of(request, decided)
-        named = dict(system_one_answers(request, questions, decided))
-        return {"answers": named, **({"diagnostics": masses} if masses else {})}
-    asked = validate(DecisionsRequest, value)
-    state, questions = read_decisions_request(asked)
-    decided = engine.decide(state, questions, label_mass=asked.label_mass, truncate=truncate)
-    return {"answers": [*answers(asked, decided)]}
+        results = engine.decide(state, questions, label_mass=request.label_mass, truncate=truncate)
+        masses = diagnostics_of(request, results)
+        by_name = dict(system_one_answers(request, questions, results))
+        return {"answers": by_name, **({"diagnostics": masses} if masses else {})}
+    body = validate(DecisionsRequest, value)
+    state, questions = read_decisions_request(body)
+    results = engine.decide(state, questions, label_mass=body.label_mass, truncate=truncate)
+    return {"answers": [*answers(body, results)]}

@@ -25,7 +25,7 @@ _SHARD_TEXTS = 250_000
 
 
 def embed(arguments: argparse.Namespace) -> None:
-    """Runs the command."""
+    """Runs `embert embed`. Raises ConfigError for options that do not go together."""
     _check(arguments)
     output: Writer | None = None
     try:

@@ -38,10 +38,10 @@ def _print(metadata: dict[str, Any], arguments: argparse.Namespace) -> None:
         sys.stdout.write(orjson.dumps(metadata, option=orjson.OPT_INDENT_2).decode() + "\n")
     else:
         for name, value in metadata.items():
-            shown = ", ".join(map(str, value)) if isinstance(value, list | tuple) else value
-            if isinstance(shown, str) and len(shown) > SHOWN_CHARACTERS:
-                shown = f"{shown[:SHOWN_CHARACTERS]}… ({len(shown)} characters; --json prints all)"
-            sys.stdout.write(f"{name.replace('_', ' '):20} {'-' if shown in (None, '') else shown}\n")
+            text = ", ".join(map(str, value)) if isinstance(value, list | tuple) else value
+            if isinstance(text, str) and len(text) > SHOWN_CHARACTERS:
+                text = f"{text[:SHOWN_CHARACTERS]}… ({len(text)} characters; --json prints all)"
+            sys.stdout.write(f"{name.replace('_', ' '):20} {'-' if text in (None, '') else text}\n")
     sys.stdout.flush()
 
 

@@ -49,25 +49,23 @@ def plan(
             continue
         _check(config, model)
         models.append((config, model))
-    planned = _with_devices(models)
-    for entry in planned:
-        _log_model(entry, several=len(configs) > 1)
-    if too_large := _check_memory(planned):
+    plans = _with_devices(models)
+    for plan in plans:
+        _log_model(plan, several=len(configs) > 1)
+    if too_large := _check_memory(plans):
         for reason in too_large.values():
             log.error("%s", reason)
-        planned = _with_devices(
-            [(entry.start.config, entry.model) for entry in planned if entry.start.name not in too_large]
-        )
-    return planned, broken | too_large
+        plans = _with_devices([(plan.start.config, plan.model) for plan in plans if plan.start.name not in too_large])
+    return plans, broken | too_large
 
 
 def _with_devices(models: Sequence[tuple[ModelConfig, Model]]) -> list[PlannedModel]:
-    assigned = devices_of([(config.device, config.encoder, config.dtype, model) for config, model in models])
+    device_lists = devices_of([(config.device, config.encoder, config.dtype, model) for config, model in models])
     return [
         PlannedModel(
             StartModel(number, config, str(model.folder), model.model_id, model.revision), model, tuple(devices)
         )
-        for number, ((config, model), devices) in enumerate(zip(models, assigned, strict=True))
+        for number, ((config, model), devices) in enumerate(zip(models, device_lists, strict=True))
     ]
 
 
@@ -97,13 +95,13 @@ def _check(config: ModelConfig, model: Model) -> None:
         raise ConfigError(f"--default-prompt-name {name!r} is not one of the model's prompts ({known})")
 
 
-def _log_model(planned: PlannedModel, *, several: bool) -> None:
-    model, encoder_config, name = planned.model, planned.model.config, planned.start.name
-    shown = f"{name} = {model.model_id}" if several and name != model.model_id else model.model_id
+def _log_model(plan: PlannedModel, *, several: bool) -> None:
+    model, encoder_config, name = plan.model, plan.model.config, plan.start.name
+    label = f"{name} = {model.model_id}" if several and name != model.model_id else model.model_id
     does = f"{model.pooling} pooling, {model.width} dimensions" if model.embeds else ", ".join(model.task_names)
     log.info(
         "model    %s (%s, %d layers, hidden size %d, %s, up to %d tokens)",
-        shown,
+        label,
         encoder_config.model_type,
         encoder_config.layers,
         encoder_config.hidden_size,
@@ -112,9 +110,9 @@ def _log_model(planned: PlannedModel, *, several: bool) -> None:
     )
     for notice in model.notices:
         log.warning("%s", notice)
-    config = planned.start.config
+    config = plan.start.config
     # The process gets the device "cpu", not "auto", and cannot log this.
-    if planned.devices == ("cpu",) and (reason := _gpu_refusal(config, model)):
+    if plan.devices == ("cpu",) and (reason := _gpu_refusal(config, model)):
         log.warning("%s; it runs on the CPU", reason)
 
 
@@ -133,14 +131,14 @@ class _Memory:
     on_gpu: bool
 
 
-def _check_memory(planned: Sequence[PlannedModel]) -> dict[str, str]:
+def _check_memory(plans: Sequence[PlannedModel]) -> dict[str, str]:
     """Logs the plan for several models. Raises ConfigError with the sum if they do not fit together.
 
     Returns the reason by name for each of several models that is too large by itself; the others are planned without
     them. A third-party encoder is not counted, because its needs are unknown.
     """
     too_large: dict[str, str] = {}
-    models = [model for model in planned if ":" not in model.start.config.encoder]
+    models = [model for model in plans if ":" not in model.start.config.encoder]
     gpus = gpu_memory() if any(device != "cpu" for model in models for device in model.devices) else []
     for memory in _memories(models, gpus):
         sizes = {
@@ -151,29 +149,29 @@ def _check_memory(planned: Sequence[PlannedModel]) -> dict[str, str]:
         }
         for name, size in list(sizes.items()):
             own_size = _sum({name: size}, memory)
-            if len(planned) > 1 and own_size > memory.size:
+            if len(plans) > 1 and own_size > memory.size:
                 too_large[name] = (
                     f"{name} needs {_gib(own_size)} GiB of {memory.name}'s memory, which has {_gib(memory.size)}"
                 )
                 del sizes[name]
-        needed = _sum(sizes, memory)
+        total = _sum(sizes, memory)
         parts = " + ".join(f"{name} {_gib(size.resident)}" for name, size in sizes.items())
-        if needed > memory.size and len(planned) == 1:
+        if total > memory.size and len(plans) == 1:
             (size,) = sizes.values()
-            summed = [("weights", size.weights), ("activations", size.activations), ("loading", size.loading)]
-            summed.append(("the process", needed - size.resident - size.loading))
-            terms = " + ".join(f"{name} {_gib(part)}" for name, part in summed if part)
+            items = [("weights", size.weights), ("activations", size.activations), ("loading", size.loading)]
+            items.append(("the process", total - size.resident - size.loading))
+            terms = " + ".join(f"{name} {_gib(part)}" for name, part in items if part)
             raise ConfigError(
-                f"{planned[0].model.model_id} needs {_gib(needed)} GiB of {memory.name}'s memory, which has "
+                f"{plans[0].model.model_id} needs {_gib(total)} GiB of {memory.name}'s memory, which has "
                 f"{_gib(memory.size)} ({terms}); choose a smaller --dtype, lower --max-batch-tokens, or another device"
             )
-        if needed > memory.size:
+        if total > memory.size:
             raise ConfigError(
-                f"the models need {_gib(needed)} GiB of {memory.name}'s memory, which has {_gib(memory.size)} "
+                f"the models need {_gib(total)} GiB of {memory.name}'s memory, which has {_gib(memory.size)} "
                 f"({parts}, and the processes); leave models out, give them other devices, or lower --max-batch-tokens"
             )
         if len(sizes) > 1:
-            log.info("memory   %s of %s GiB on %s (%s)", _gib(needed), _gib(memory.size), memory.name, parts)
+            log.info("memory   %s of %s GiB on %s (%s)", _gib(total), _gib(memory.size), memory.name, parts)
     return too_large
 
 
@@ -192,10 +190,10 @@ def _memories(models: list[PlannedModel], gpus: list[int]) -> list[_Memory]:
     return [*memories, _Memory("the host", on_host, host, on_gpu=False)] if on_host and host is not None else memories
 
 
-def _memory_estimate(planned: PlannedModel, *, on_gpu: bool) -> MemoryEstimate:
-    config = planned.start.config
+def _memory_estimate(plan: PlannedModel, *, on_gpu: bool) -> MemoryEstimate:
+    config = plan.start.config
     device = "cuda" if on_gpu else "cpu"
-    return estimate_memory(planned.model, device=device, dtype=config.dtype, max_batch_tokens=config.max_batch_tokens)
+    return estimate_memory(plan.model, device=device, dtype=config.dtype, max_batch_tokens=config.max_batch_tokens)
 
 
 def _sum(sizes: Mapping[str, MemoryEstimate], memory: _Memory) -> int:

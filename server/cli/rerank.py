@@ -28,7 +28,7 @@ def rerank(arguments: argparse.Namespace) -> None:
         def advance(count: int) -> None:
             bar.update(count)
 
-        ranked = engine.rerank(
+        results = engine.rerank(
             arguments.query,
             texts,
             top_n=arguments.top_n,
@@ -39,7 +39,7 @@ def rerank(arguments: argparse.Namespace) -> None:
             progress=advance,
         )
     with write_errors("standard output"):
-        for result in ranked:
+        for result in results:
             line: dict[str, Any] = {"index": result.index, "score": np.float32(result.score)}
             if arguments.return_text:
                 line["text"] = texts[result.index]

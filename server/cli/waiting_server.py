@@ -128,8 +128,8 @@ class _WaitingServer:
         loop, reader = asyncio.get_running_loop(), asyncio.StreamReader(_HEAD_BYTES)
         protocol = asyncio.StreamReaderProtocol(reader)
         # The client may leave, be too slow, or not speak HTTP.
-        dropped = suppress(OSError, ValueError, asyncio.IncompleteReadError, asyncio.LimitOverrunError)
-        with dropped, ExitStack() as closing:
+        disconnects = suppress(OSError, ValueError, asyncio.IncompleteReadError, asyncio.LimitOverrunError)
+        with disconnects, ExitStack() as closing:
             async with asyncio.timeout(REQUEST_S):
                 transport, _ = await loop.connect_accepted_socket(lambda: protocol, connection, ssl=context)
                 closing.callback(transport.close)

@@ -281,10 +281,10 @@ def read_api_keys(config: ServeConfig) -> list[ApiKey]:
         file_keys: list[ApiKey] = []
         name = ""
         for number, line in enumerate(text.split("\n"), 1):  # splitlines would divide keys at U+2028 and U+0085
-            stripped = line.strip(_KEY_ENDS)
-            if match := _KEY_NAME.fullmatch(stripped):
+            entry = line.strip(_KEY_ENDS)
+            if match := _KEY_NAME.fullmatch(entry):
                 name = match[1]
-            elif stripped and not stripped.startswith("#"):
+            elif entry and not entry.startswith("#"):
                 file_keys.append(
                     _api_key(name or f"file-{len(file_keys) + 1}", line, f"--api-key-file {path}: line {number}")
                 )
@@ -341,12 +341,12 @@ def tls_context(config: ServeConfig) -> ssl.SSLContext | None:
 
 
 def option_name(name: str) -> str:
-    """`max_batch_tokens` → `--max-batch-tokens`."""
+    """Returns the option of a field: `max_batch_tokens` is `--max-batch-tokens`."""
     return "--" + name.replace("_", "-")
 
 
 def environment_name(name: str) -> str:
-    """`max_batch_tokens` → `EMBERT_MAX_BATCH_TOKENS`."""
+    """Returns the environment variable of a field: `max_batch_tokens` is `EMBERT_MAX_BATCH_TOKENS`."""
     return _PREFIX + name.upper()
 
 

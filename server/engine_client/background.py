@@ -41,7 +41,7 @@ def _on_done(task: asyncio.Task[None], *, may_end: bool) -> None:
 def exit_on_error(callback: Callable[P, None]) -> Callable[P, None]:
     """Wraps a callback of the event loop, which would log an exception and go on."""
 
-    def watched(*args: P.args, **kwargs: P.kwargs) -> None:
+    def wrapper(*args: P.args, **kwargs: P.kwargs) -> None:
         try:
             callback(*args, **kwargs)
         except Exception:  # a bug: the loop would log it and go on without the callback
@@ -49,4 +49,4 @@ def exit_on_error(callback: Callable[P, None]) -> Callable[P, None]:
             log.critical("internal error in %s, this process ends", name, exc_info=True)
             exit_now(70)
 
-    return watched
+    return wrapper

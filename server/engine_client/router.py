@@ -195,7 +195,7 @@ class Router:
             prefix = self._prefix(encoded, tasks, model)
         if prefix or tokens > PLAIN_TOKENS:
             tokens = admission.tokens_of(encoded, prefix)
-        counted = admission.check(tokens, options)
+        cost = admission.check(tokens, options)
         now = time.monotonic()
         message = EncodeRequest(
             next(self._ids),
@@ -217,14 +217,14 @@ class Router:
         )
         pending = PendingRequest(message.id, message, encoded, self._loop.create_future(), receive, options)
         self._pending[message.id] = pending
-        admission.add(counted)
+        admission.add(cost)
         self._send(pending)
         try:
             return await pending.future
         except BaseException as error:
             # The engine records the wait in the queue of what it runs.
-            waited = isinstance(error, asyncio.CancelledError | Unavailable)
-            if trace is not None and waited and not self._has_run(pending):
+            is_wait = isinstance(error, asyncio.CancelledError | Unavailable)
+            if trace is not None and is_wait and not self._has_run(pending):
                 trace.stage("queue", now, time.monotonic(), str(error) or "the client has left")
             if isinstance(error, asyncio.CancelledError):
                 self._cancel(pending)
@@ -232,7 +232,7 @@ class Router:
                 note_failure(pending.last_engine, time.monotonic() - now)
             raise
         finally:
-            admission.add(-counted)
+            admission.add(-cost)
             self._pending.pop(message.id, None)
             if pending.watcher is not None:
                 pending.watcher.cancel()
@@ -306,13 +306,13 @@ class Router:
 
     def _resend(self, engine: EngineConnection, never_sent: set[int]) -> None:
         """Resend the unfinished requests of a lost engine, or give up on them."""
-        owed = [
+        requests = [
             request
             for request in self._pending.values()
             if request.engine == engine.index and not request.future.done()
         ]
         ran = self.counters.running(engine.index)
-        for pending in owed:
+        for pending in requests:
             pending.engine = -1
             pending.losses += pending.id not in never_sent
             if pending.id in ran and pending.message.isolated:

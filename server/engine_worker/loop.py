@@ -208,7 +208,7 @@ class EngineLoop:
         slot = self._free_slots.pop()
         self._counters.set_running(self._index, slot, [piece.request.message.id for piece in batch.slices])
         try:
-            ticket: Any = self._health.watched(model.number, lambda: model.encoder.submit(pack(batch.slices)))
+            ticket: Any = self._health.watch(model.number, lambda: model.encoder.submit(pack(batch.slices)))
         except EncoderError as error:
             ticket = error
         flight = InFlightBatch(batch, model, ticket, started, slot)
@@ -220,7 +220,7 @@ class EngineLoop:
         try:
             if isinstance(ticket, EncoderError):
                 raise ticket
-            flight.rows = self._health.watched(flight.model.number, lambda: flight.model.encoder.wait(ticket))
+            flight.rows = self._health.watch(flight.model.number, lambda: flight.model.encoder.wait(ticket))
         except EncoderLost as error:
             # A batch of several requests gets no results: the HTTP processes resend each, isolated. So only the request
             # at fault ever fails.
@@ -297,7 +297,7 @@ class EngineLoop:
         self._probed += 1
         model = models[self._probed % len(models)]
         try:
-            self._health.watched(model.number, lambda: model.run(model.probe))
+            self._health.watch(model.number, lambda: model.run(model.probe))
             self._health.succeeded()
             self._is_written = False
         except EncoderLost as error:
@@ -366,7 +366,7 @@ class Health:
         self.last_success = time.monotonic()
         self._metrics.last_success = time.time()
 
-    def watched(self, model: int, work: Callable[[], ResultT]) -> ResultT:
+    def watch(self, model: int, work: Callable[[], ResultT]) -> ResultT:
         """Run a forward of a model. The supervisor kills this process if it takes too long.
 
         Raises EncoderError in place of MemoryError.

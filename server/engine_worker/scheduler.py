@@ -62,7 +62,7 @@ class Batch:
     tokens: int
     counted: int  # counted tokens
     texts: int
-    charged: Charge | None = None  # None: made of parts of another batch
+    charge: Charge | None = None  # None: made of parts of another batch
 
 
 class Scheduler:
@@ -191,10 +191,10 @@ class Scheduler:
 
     def settle(self, batch: Batch, seconds: float) -> None:
         """Replace the charge of a batch by its measured device time, once."""
-        charge = batch.charged
+        charge = batch.charge
         if charge is None:
             return
-        batch.charged = None
+        batch.charge = None
         surplus_s = min(seconds, SETTLED_MAX * charge.seconds) - charge.seconds
         interactive, low_priority = self._models[batch.model].lanes
         interactive.served_s += surplus_s * charge.interactive

@@ -130,15 +130,15 @@ class SocketServer:
             if self._reading.acquire(timeout=0.001):  # else the device loop reads
                 try:
                     self._handed_over.set()  # unless it is, the device loop waits for longer than it expected
-                    handled = self._round(0.0)
+                    has_work = self._round(0.0)
                     self._read()
                     while self._handed_over.is_set() and not self._ended:
-                        handled |= self._round(max(0.0, status_due - time.monotonic()))
+                        has_work |= self._round(max(0.0, status_due - time.monotonic()))
                         self._read()
                         status_due = self._send_status(status_due)
                 finally:
                     self._reading.release()
-                if handled:
+                if has_work:
                     self.wake()  # the device loop may have looked for work before
             status_due = self._send_status(status_due)
 

@@ -87,8 +87,9 @@ def complete_document(document: dict[str, Any], served: Served) -> None:
     model can serve.
     """
     models = {model for task in TASKS for model in (task.request, task.response)} | set(ERROR_MODELS.values())
-    ordered = sorted(models, key=lambda model: model.__name__)
-    inputs: list[tuple[Any, Literal["validation"]]] = [(model, "validation") for model in ordered]
+    inputs: list[tuple[Any, Literal["validation"]]] = [
+        (model, "validation") for model in sorted(models, key=lambda model: model.__name__)
+    ]
     names, schemas = models_json_schema(inputs, ref_template="#/components/schemas/{model}")
     document.setdefault("components", {}).setdefault("schemas", {}).update(schemas["$defs"])
     document["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
@@ -164,7 +165,7 @@ def _state_bounds(schemas: dict[str, Any], served: Served) -> None:
             bound(schemas[body.__name__]["properties"][field], form, form.most or most)
     adapters = [model.config.adapters for model in models]
     tasks = [name for adapter in adapters if adapter is not None for name in adapter.names]
-    named = {
+    choices = {
         "prompt_name": sorted({name for model in models for name in model.prompts}),
         "task": list(dict.fromkeys(tasks)),
     }
@@ -173,9 +174,9 @@ def _state_bounds(schemas: dict[str, Any], served: Served) -> None:
             if field == "dimensions" and "anyOf" in property_:
                 least = property_.pop("minimum", 1)
                 property_["anyOf"][0].update(minimum=least, maximum=max(model.width for model in models))
-            elif field in named and "enum" not in property_["anyOf"][0]:  # vLLM's `task` is of another kind
-                property_["anyOf"][0]["enum"] = named[field]
-                if not named[field]:
+            elif field in choices and "enum" not in property_["anyOf"][0]:  # vLLM's `task` is of another kind
+                property_["anyOf"][0]["enum"] = choices[field]
+                if not choices[field]:
                     property_["anyOf"].pop(0)
 
 

@@ -140,7 +140,7 @@ class Operations:
         return _readiness("ready", _unready(failed, registry.broken), states)
 
     async def readyz_of(self, name: str) -> Response:
-        """The same for one model, independent of the others."""
+        """Returns the readiness of one model, whatever the state of the others."""
         if (reason := self._registry.broken.get(name)) is not None:
             return _readiness("failed", f"{name} has failed ({reason})", {name: "failed"})
         handle = self._registry.in_path(name)

@@ -282,7 +282,7 @@ class _Draining:
 
     @property
     def _tasks(self) -> int:
-        """Requests in progress."""
+        """Number of requests in progress."""
         return len(self._servers[0].server_state.tasks)
 
 

@@ -415,8 +415,8 @@ def keyless_paths(groups: Iterable[str], models: Iterable[str] = ()) -> frozense
     values = set(groups)
     paths = {path for route in OPERATIONS if route.keyless in values for path in (*route.paths, *route.files)}
     patterns = [_ends(path) for path in paths if "{" in path]
-    named = {begin + name + end for name in models for begin, end in patterns}
-    return frozenset(named.union(path for path in paths if "{" not in path))
+    model_paths = {begin + name + end for name in models for begin, end in patterns}
+    return frozenset(model_paths.union(path for path in paths if "{" not in path))
 
 
 class ModelPath(NamedTuple):

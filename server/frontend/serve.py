@@ -132,7 +132,7 @@ class RequestServer:
         return response
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """ASGI."""
+        """Serves a request over ASGI."""
         if scope["type"] != "http":
             await self._operations(scope, receive, send)
         elif scope["method"] == "POST" and self.has_task(scope["path"]):

@@ -1,4 +1,4 @@
-"""API keys."""
+"""Checks API keys, and reads them again when their file changes."""
 
 from __future__ import annotations
 

@@ -51,15 +51,15 @@ class ConnectionLimit:
     surplus: int
 
 
-def connection_limit(wanted: int) -> ConnectionLimit:
+def connection_limit(limit: int) -> ConnectionLimit:
     """Raises this process's limit of open files to the hard limit. Returns the connections that it allows."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     if hard == resource.RLIM_INFINITY:
-        return ConnectionLimit(wanted, MOST_SURPLUS)
+        return ConnectionLimit(limit, MOST_SURPLUS)
     available = max(2, hard - sum(1 for _ in Path("/proc/self/fd").iterdir()) - SPARE_FILES)
-    served = min(wanted, available - max(1, min(available // 8, MOST_SURPLUS)))
-    return ConnectionLimit(served, min(available - served, MOST_SURPLUS))
+    most = min(limit, available - max(1, min(available // 8, MOST_SURPLUS)))
+    return ConnectionLimit(most, min(available - most, MOST_SURPLUS))
 
 
 class Connection(Protocol):
@@ -143,10 +143,10 @@ class Connections:
 
     def evict(self) -> bool:
         """Close the one that has been idle for longest; False where none can be closed."""
-        evicted = next((connection for connection in self._idle if connection.evict()), None)
-        if evicted is None:
+        oldest = next((connection for connection in self._idle if connection.evict()), None)
+        if oldest is None:
             return False
-        self.remove(evicted)
+        self.remove(oldest)
         return True
 
     def check_unread(self) -> None:
@@ -189,13 +189,13 @@ class Connections:
             self._log("no file can be opened (%s), new connections fail; idle ones closed: %d", error.strerror, evicted)
 
     def _log(self, line: str, *values: object) -> None:
-        last, missed = self._logged.get(line, (-LOG_INTERVAL_S, 0))
+        last, repeats = self._logged.get(line, (-LOG_INTERVAL_S, 0))
         now = self._clock()
         if now - last < LOG_INTERVAL_S:
-            self._logged[line] = last, missed + 1
+            self._logged[line] = last, repeats + 1
             return
         self._logged[line] = now, 0
-        log.warning(line + " (and %d times since the last such line)", *values, missed)
+        log.warning(line + " (and %d times since the last such line)", *values, repeats)
 
 
 def unread_bytes(connection: Connection) -> int:

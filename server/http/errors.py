@@ -93,7 +93,7 @@ class ServerError(Exception):
 
     @property
     def message(self) -> str:
-        """The whole sentence."""
+        """The sentence for clients: field, value, reason, limit and option."""
         message = f"{self.subject} {self.reason}" if self.subject else self.reason
         if self.param:
             message = f"`{self.param}{self.path}`{':' if self.subject else ''} {message}"

@@ -295,7 +295,7 @@ class _BoundedProtocol(HttpToolsProtocol):
         return True
 
     def shutdown(self) -> None:
-        """See Connections.drain."""
+        """Closes the connection after the request in progress. `Connections.drain` calls this."""
         self._last = True
         if self._serving is not None:
             self._serving.keep_alive = False

@@ -64,7 +64,7 @@ def with_tls(
 
 
 class _TlsConnection(asyncio.Transport, asyncio.Protocol):
-    """To the event loop a protocol, to the HTTP protocol a transport."""
+    """A connection with TLS: the protocol of the TCP transport, and the transport of the HTTP protocol."""
 
     transport: asyncio.Transport  # of the TCP connection
 
@@ -93,17 +93,17 @@ class _TlsConnection(asyncio.Transport, asyncio.Protocol):
         timeout_s = HEAD_TIMEOUT_S if slot is ConnectionSlot.SERVED else SURPLUS_S
         self._handshake_timer = asyncio.get_running_loop().call_later(timeout_s, self.abort)
 
+    # `Connections` calls these three, but only until the handshake is done.
+
     def evict(self) -> bool:
-        """For Connections, before the handshake is done: close it."""
         self.abort()
         return True
 
     def shutdown(self) -> None:
-        """For Connections, before the handshake is done: close it."""
         self.abort()
 
     def count_unread(self) -> None:
-        """For Connections, before the handshake is done: nothing."""
+        pass
 
     def data_received(self, data: bytes) -> None:
         if self._closing:

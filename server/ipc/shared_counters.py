@@ -81,7 +81,7 @@ class SharedCounters:
         return int(sum(self.admitted_tokens[model]))
 
     def all_http_started(self) -> bool:
-        """For each HTTP process, true if it has accepted connections at some time, even if it has died since."""
+        """True if every HTTP process has accepted connections at some time, even if it has died since."""
         return all(self.http_alive)
 
     def forget_http(self, http_index: int) -> None:

@@ -61,10 +61,10 @@ class AccessLog:
     def _text(self, record: RequestRecord, seconds: float, peer: str) -> bytes:
         clock, milliseconds = self._now(0)
         parts = record.parts
-        spent = tokens = ""
+        times = tokens = ""
         if parts is not None:
             tokens = f" tokens={parts.tokens}"
-            spent = (
+            times = (
                 f" tokenize={parts.tokenize_s * 1e3:.3f} queue={parts.queue_s * 1e3:.3f}"
                 f" inference={parts.inference_s * 1e3:.3f} encode={parts.encode_s * 1e3:.3f}"
             )
@@ -72,7 +72,7 @@ class AccessLog:
         trace = f" trace={record.trace_id.decode()}" if record.trace_id else ""
         line = (
             f"{clock}.{milliseconds:03d} INFO    {self._process:<10} {record.status} {record.route}{model}{tokens}"
-            f" ms={seconds * 1e3:.3f}{spent} id={record.id.decode()}{trace} key={record.key or '-'} peer={peer or '-'}"
+            f" ms={seconds * 1e3:.3f}{times} id={record.id.decode()}{trace} key={record.key or '-'} peer={peer or '-'}"
         )
         return line.encode() + b"\n"
 

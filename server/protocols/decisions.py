@@ -232,11 +232,11 @@ async def decisions(context: RequestContext) -> tuple[bytes, bytes]:
     request = await context.parse(DecisionsRequest)
     handle = context.choose(request.model)
     if isinstance(request.questions, list):
-        asked = [each for each in request.questions if isinstance(each, dict)]
-        _check_options(context, (each.get(name) for each in asked for name in ("choices", "levels")))
+        objects = [each for each in request.questions if isinstance(each, dict)]
+        _check_options(context, (each.get(name) for each in objects for name in ("choices", "levels")))
     state, questions = read_decisions_request(request)
-    decided, tokens = await _decide(context, state, questions, "input", label_mass=request.label_mass)
-    rows = await join_rows(orjson.dumps(each) for each in answers(request, decided))
+    results, tokens = await _decide(context, state, questions, "input", label_mass=request.label_mass)
+    rows = await join_rows(orjson.dumps(each) for each in answers(request, results))
     usage = {
         "input_tokens": tokens,
         "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
@@ -256,7 +256,7 @@ def read_decisions_request(request: DecisionsRequest) -> tuple[str, list[Questio
     if not isinstance(request.questions, list):
         raise Invalid("must be a list", "questions", value=describe(request.questions))
     check_count(len(request.questions))
-    questions = [_question(asked, f"questions[{index}]") for index, asked in enumerate(request.questions)]
+    questions = [_question(item, f"questions[{index}]") for index, item in enumerate(request.questions)]
     return _read_input(request.input), questions
 
 
@@ -271,11 +271,11 @@ def _read_input(messages: Any) -> str:
         path = f"input[{index}]"
         if not isinstance(message, dict):
             raise Invalid("must be an object", path, value=describe(message))
-        for name, wanted in _OPENAI_ROLES.items():
+        for name, role in _OPENAI_ROLES.items():
             value = message.get(name, "message" if name == "type" else None)
-            if value != wanted:
+            if value != role:
                 shown = describe_name(value) if isinstance(value, str) else describe(value)
-                raise Invalid(f"must be {wanted}: models read texts only, and no tools", f"{path}.{name}", value=shown)
+                raise Invalid(f"must be {role}: models read texts only, and no tools", f"{path}.{name}", value=shown)
         if message.get("content") is None:
             raise Invalid("is required", f"{path}.content")
         texts.append(_read_parts(message["content"], f"{path}.content"))
@@ -303,21 +303,21 @@ def _read_parts(parts: Any, path: str) -> str:
 
 def _question(value: Any, path: str) -> Question:
     """The question at `path`. Raises Invalid, also for the options of another type."""
-    asked = validate_part(DecisionQuestion, value, path)
-    instructions = _read_parts(asked.instructions, f"{path}.instructions")
-    field, text = _OPTIONS.get(asked.type, ("", ""))
+    fields = validate_part(DecisionQuestion, value, path)
+    instructions = _read_parts(fields.instructions, f"{path}.instructions")
+    field, text = _OPTIONS.get(fields.type, ("", ""))
     for name in ("choices", "levels"):
-        if (getattr(asked, name) is None) == (name == field):
-            wanted = "is required" if name == field else "must be absent"
-            raise Invalid(f"{wanted} in a question of type {asked.type}", f"{path}.{name}")
+        if (getattr(fields, name) is None) == (name == field):
+            rule = "is required" if name == field else "must be absent"
+            raise Invalid(f"{rule} in a question of type {fields.type}", f"{path}.{name}")
     if not field:
         return Question.predicate(instructions)
     own = f"{path}.{field}"
-    given = _items(getattr(asked, field), own, {text, "description"})
-    options = tuple(_option(option, text, f"{own}[{index}]") for index, option in enumerate(given))
-    if asked.type == "choice" and len({(type(each["value"]), each["value"]) for each in given}) < len(given):
+    items = _items(getattr(fields, field), own, {text, "description"})
+    options = tuple(_option(option, text, f"{own}[{index}]") for index, option in enumerate(items))
+    if fields.type == "choice" and len({(type(each["value"]), each["value"]) for each in items}) < len(items):
         raise Invalid("has two equal choices", own)
-    return Question(asked.type, instructions, options, own)
+    return Question(fields.type, instructions, options, own)
 
 
 _OPTIONS = {"choice": ("choices", "value"), "score": ("levels", "label")}  # fields of the options, and of their texts
@@ -332,9 +332,9 @@ def _option(fields: Mapping[str, Any], text: str, path: str) -> Option:
     return Option(_string(fields, text, path), _string(fields, "description", path, optional=True))
 
 
-def answers(request: DecisionsRequest, decided: Sequence[Decision]) -> Iterator[dict[str, Any]]:
+def answers(request: DecisionsRequest, results: Sequence[Decision]) -> Iterator[dict[str, Any]]:
     """The fields of each answer to a request that has been read."""
-    for question, decision in zip(request.questions, decided, strict=True):
+    for question, decision in zip(request.questions, results, strict=True):
         fields: dict[str, Any] = {"type": question["type"], "name": question.get("name")}
         if decision.label_mass is not None:
             fields["label_mass"] = decision.label_mass
@@ -435,12 +435,12 @@ async def system_one(context: RequestContext) -> tuple[bytes, bytes]:
     if isinstance(request.questions, dict):
         _check_options(context, (each.get("criteria") for each in request.questions.values() if isinstance(each, dict)))
     state, questions = read_system_one_request(request)
-    decided, tokens = await _decide(context, state, questions, "state", label_mass=request.label_mass)
+    results, tokens = await _decide(context, state, questions, "state", label_mass=request.label_mass)
     rows = await join_rows(
         b"%b:%b" % (orjson.dumps(name), orjson.dumps(answer))
-        for name, answer in system_one_answers(request, questions, decided)
+        for name, answer in system_one_answers(request, questions, results)
     )
-    masses = diagnostics_of(request, decided)
+    masses = diagnostics_of(request, results)
     diagnostics = b',"diagnostics":%b' % orjson.dumps(masses) if masses else b""
     return JSON, b'{"model":%b,"answers":{%b},"usage":{"input_tokens":%d,"output_tokens":0}%b}' % (
         orjson.dumps(handle.name),
@@ -455,40 +455,40 @@ def read_system_one_request(request: SystemOneRequest) -> tuple[str, list[Questi
     if not isinstance(request.questions, dict):
         raise Invalid("must be an object", "questions", value=describe(request.questions))
     check_count(len(request.questions))
-    questions = [_system_one_question(asked, f"questions.{name}") for name, asked in request.questions.items()]
+    questions = [_system_one_question(item, f"questions.{name}") for name, item in request.questions.items()]
     return _text_of(request.state, "state"), questions
 
 
 def system_one_answers(
-    request: SystemOneRequest, questions: Sequence[Question], decided: Sequence[Decision]
+    request: SystemOneRequest, questions: Sequence[Question], results: Sequence[Decision]
 ) -> Iterator[tuple[str, dict[str, Any]]]:
     """The name of each question and the fields of its answer."""
-    for (name, asked), question, decision in zip(request.questions.items(), questions, decided, strict=True):
-        yield name, _system_one_answer(asked, question, decision)
+    for (name, fields), question, decision in zip(request.questions.items(), questions, results, strict=True):
+        yield name, _system_one_answer(fields, question, decision)
 
 
-def diagnostics_of(request: SystemOneRequest, decided: Sequence[Decision]) -> dict[str, dict[str, float | None]]:
+def diagnostics_of(request: SystemOneRequest, results: Sequence[Decision]) -> dict[str, dict[str, float | None]]:
     """`label_mass` of each question, where it was read."""
     if not request.label_mass:
         return {}
-    return {name: {"label_mass": each.label_mass} for name, each in zip(request.questions, decided, strict=True)}
+    return {name: {"label_mass": each.label_mass} for name, each in zip(request.questions, results, strict=True)}
 
 
 def _system_one_question(value: Any, path: str) -> Question:
     """The question at `path`. Raises Invalid, also for criteria of another type."""
-    asked = validate_part(SystemOneQuestion, value, path)
-    instructions = "" if asked.instructions is None else _text_of(asked.instructions, f"{path}.instructions")
-    criteria, param = asked.criteria, f"{path}.criteria"
-    if asked.type == "score":
+    fields = validate_part(SystemOneQuestion, value, path)
+    instructions = "" if fields.instructions is None else _text_of(fields.instructions, f"{path}.instructions")
+    criteria, param = fields.criteria, f"{path}.criteria"
+    if fields.type == "score":
         if not isinstance(criteria, list):
             raise Invalid("must be a list in a question of type score", param, value=describe(criteria))
         levels = [_text_of(each, f"{param}[{index}]") for index, each in enumerate(criteria)]
         return Question.score(instructions, levels, param=param)
-    described = {} if criteria is None and asked.type == "noul" else criteria
-    if not isinstance(described, dict):
-        raise Invalid(f"must be an object in a question of type {asked.type}", param, value=describe(criteria))
-    texts = {name: "" if each is None else _text_of(each, f"{param}.{name}") for name, each in described.items()}
-    if asked.type == "choice":
+    choices = {} if criteria is None and fields.type == "noul" else criteria
+    if not isinstance(choices, dict):
+        raise Invalid(f"must be an object in a question of type {fields.type}", param, value=describe(criteria))
+    texts = {name: "" if each is None else _text_of(each, f"{param}.{name}") for name, each in choices.items()}
+    if fields.type == "choice":
         return Question.choice(instructions, texts, param=param)
     if other := texts.keys() - {"true", "false"}:
         raise Invalid("may have true and false only", param, value=describe_name(min(other)))
@@ -497,14 +497,14 @@ def _system_one_question(value: Any, path: str) -> Question:
     return Question.predicate(instructions, yes=texts.get("true", ""), no=texts.get("false", ""), param=param)
 
 
-def _system_one_answer(asked: Mapping[str, Any], question: Question, decision: Decision) -> dict[str, Any]:
-    if asked["type"] == "noul":
+def _system_one_answer(fields: Mapping[str, Any], question: Question, decision: Decision) -> dict[str, Any]:
+    if fields["type"] == "noul":
         return {"type": "noul", "noul": decision.probabilities[0]}
-    if asked["type"] == "choice":
+    if fields["type"] == "choice":
         names = [option.text for option in question.options]
         own: dict[str, Any] = {"choice": names[decision.index]}
     else:
         names = [str(number) for number in range(len(question.options))]
-        own = {"score": decision.score, "legend": dict(zip(names, map(_writable, asked["criteria"]), strict=True))}
+        own = {"score": decision.score, "legend": dict(zip(names, map(_writable, fields["criteria"]), strict=True))}
     probabilities = dict(zip(names, decision.probabilities, strict=True))
-    return {"type": asked["type"], **own, "probabilities": probabilities, "confidence": decision.confidence}
+    return {"type": fields["type"], **own, "probabilities": probabilities, "confidence": decision.confidence}

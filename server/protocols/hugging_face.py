@@ -217,13 +217,13 @@ async def zero_shot(context: RequestContext) -> tuple[bytes, bytes]:
         results.append(zero_shot_labels(rows, labels, entailment, multi_label=request.multi_label))
     if isinstance(request.inputs, str) and context.has_agent(b"hf_hub/"):
         return JSON, orjson.dumps(results[0])
-    written = await join_rows(
+    items = await join_rows(
         orjson.dumps(
             {"sequence": text, "labels": [each.label for each in result], "scores": [each.score for each in result]}
         )
         for text, result in zip(texts, results, strict=True)
     )
-    return JSON, written if isinstance(request.inputs, str) else b"[%b]" % written
+    return JSON, items if isinstance(request.inputs, str) else b"[%b]" % items
 
 
 def _check_hypotheses(template: str, labels: Sequence[str], limit: int) -> None:

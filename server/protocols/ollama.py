@@ -179,10 +179,10 @@ async def show(context: RequestContext) -> tuple[bytes, bytes]:
 def describe(handle: ModelHandle) -> OllamaModel:
     """The model as `/api/tags` lists it."""
     model, name = handle.model, handle.name
-    tagged = name if ":" in name.rpartition("/")[2] else name + _TAG
+    full_name = name if ":" in name.rpartition("/")[2] else name + _TAG
     return OllamaModel(
-        name=tagged,
-        model=tagged,
+        name=full_name,
+        model=full_name,
         modified_at=_STARTED,
         size=sum(file.stat().st_size for file in model.weights_folder.glob("*.safetensors") if file.is_file()),
         digest=hashlib.sha256(f"{model.model_id}@{model.revision}".encode()).hexdigest(),

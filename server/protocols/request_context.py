@@ -112,7 +112,7 @@ class RequestContext:
         self._record.held += size
 
     def take_body(self, body: bytes) -> None:
-        """In place of `read_body`, with a body that came with its head. Raises ServerError as it does."""
+        """Takes a body that came with its head. Raises what `read_body` raises."""
         if PLAIN_KEY not in self.scope:
             _check_encoding(self.scope["headers"])
         size = len(body)
@@ -154,14 +154,14 @@ class RequestContext:
                 await turns.wait()
             else:
                 turns.short_requests += 1
-            note = self._note_translated
+            note = self._note_fields
             return parse(schema, body, None, note) if isinstance(body, bytes) else validate(schema, body, note)
         registry = self._selector.registry
         split: list[SplitIds | None] = []
         request: list[RequestT] = []
         steps: tuple[Callable[[], object], ...]
         if isinstance(body, dict):
-            steps = (lambda: request.append(validate(schema, body, self._note_translated)),)
+            steps = (lambda: request.append(validate(schema, body, self._note_fields)),)
         else:
             steps = (
                 lambda: check_values(
@@ -172,7 +172,7 @@ class RequestContext:
                     strings_per_text=schema.strings_per_text,
                 ),
                 lambda: split.append(split_ids(body)),
-                lambda: request.append(parse(schema, body, split[0], self._note_translated)),
+                lambda: request.append(parse(schema, body, split[0], self._note_fields)),
             )
         check_time = self.handle.admission.check_time
         memory: list[int] = []
@@ -182,11 +182,11 @@ class RequestContext:
             self.hold(memory[0] - self._size, "the texts of the request body")
         return request[0]
 
-    def _note_translated(self, translated: TranslatedFields) -> None:
-        self.names = translated.names
-        if translated.ignored:
-            self._shared.ignored = (self._shared.ignored or {}) | dict.fromkeys(translated.ignored)
-            self._selector.registry.metrics.ignored_fields.inc(len(translated.ignored))
+    def _note_fields(self, fields: TranslatedFields) -> None:
+        self.names = fields.names
+        if fields.ignored:
+            self._shared.ignored = (self._shared.ignored or {}) | dict.fromkeys(fields.ignored)
+            self._selector.registry.metrics.ignored_fields.inc(len(fields.ignored))
 
     def choose(
         self, *names: str | None, capability: Capability | None = None, priority: int | None = None
@@ -201,9 +201,9 @@ class RequestContext:
         if priority is not None and priority > 0:
             self.options.low_priority = True
         self._record.model, self._record.priority = handle.name, self.options.priority
-        named = [name for name in names if name]
-        if named:
-            self._says_model = not all(map(handle.is_named, named))
+        nonempty = [name for name in names if name]
+        if nonempty:
+            self._says_model = not all(map(handle.is_named, nonempty))
         return handle
 
     def is_model(self, name: str) -> bool:
@@ -253,7 +253,7 @@ class RequestContext:
                 raise Invalid("cannot be used with token ids, which are taken as they are", name)
         prompt, adapter = handle.resolve_options(task, prompt_name, is_query, instruction)
         if instruction is not None:
-            texts = await self._instructed(texts, instruction, prompt, options)
+            texts = await self._add_instruction(texts, instruction, prompt, options)
         least = None
         if texts.most_tokens > _QUICK_TOKENS:
             least = partial(texts.least_tokens, handle.model.max_input_length)
@@ -261,7 +261,7 @@ class RequestContext:
         encoded = await self._encode(encode, texts, least, check, param, options, prompt)
         return encoded if adapter < 0 else dataclasses.replace(encoded, adapter=adapter)
 
-    async def _instructed(
+    async def _add_instruction(
         self, texts: InputTexts, instruction: str, prompt: str, options: TokenizeOptions
     ) -> InputTexts:
         """The texts, with the size that they have behind the prompt, whose tokens are counted once.
@@ -269,8 +269,8 @@ class RequestContext:
         Raises InputError for an instruction that leaves no token.
         """
         handle, param = self.handle, "instruction"
-        added = len(prompt) * len(texts.items)
-        self.hold(2 * added, "the texts with their instruction")
+        characters = len(prompt) * len(texts.items)
+        self.hold(2 * characters, "the texts with their instruction")
         limit = min(options.limit or handle.model.max_input_length, handle.model.max_input_length)
         alone = TokenizeOptions(truncate=True, limit=limit, param=param)
         check = partial(
@@ -278,7 +278,7 @@ class RequestContext:
         )
         counted = await handle.input_tokenizer.encode(InputTexts.of([prompt], param), self.receive, check, alone, "")
         check_instruction_tokens(instruction, counted, limit)
-        return dataclasses.replace(texts, characters=texts.characters + added)
+        return dataclasses.replace(texts, characters=texts.characters + characters)
 
     async def tokenize_spans(
         self, inputs: str | list[str], options: TokenizeOptions, *, stride: int | None

@@ -107,7 +107,7 @@ class RerankResult(BaseModel):
 
 
 class VoyageResult(BaseModel):
-    """The same in Voyage's form."""
+    """A document's score in the form of Voyage."""
 
     relevance_score: float
     index: int

@@ -95,9 +95,9 @@ async def join(pieces: list[bytes]) -> bytes:
 
 
 def _join(pieces: list[bytes]) -> bytes:
-    joined = b"".join(pieces)
+    body = b"".join(pieces)
     pieces.clear()  # takes a millisecond too
-    return joined
+    return body
 
 
 async def nested_floats_json(vectors: Vectors, lengths: Sequence[int]) -> bytes:

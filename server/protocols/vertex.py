@@ -66,7 +66,7 @@ async def predict(context: RequestContext, handler: Handler) -> tuple[bytes, byt
 
 
 def _instance_error(part: RequestContext, mistake: ServerError | InputError, index: int) -> ServerError:
-    """Not inline: a frame with the error and the texts would be a cycle."""
+    """Names the instance in an error. Not inline: a frame with the error and the texts would be a cycle."""
     error = as_server_error(mistake)
     error.rename(part.names)
     error.instance = index

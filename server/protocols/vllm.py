@@ -190,10 +190,10 @@ def _class_rows(
     logits: npt.NDArray[np.float32], probabilities: npt.NDArray[np.float32], labels: tuple[str, ...]
 ) -> Iterator[bytes]:
     """A row a text. Logits say which label is best: the probabilities of two may both be 1."""
-    written = [orjson.dumps(label) for label in labels]
+    names = [orjson.dumps(label) for label in labels]
     for index, best in enumerate(logits.argmax(axis=1).tolist()):
         probs = orjson.dumps(probabilities[index], option=orjson.OPT_SERIALIZE_NUMPY)
-        yield b'{"index":%d,"label":%b,"probs":%b,"num_classes":%d}' % (index, written[best], probs, len(labels))
+        yield b'{"index":%d,"label":%b,"probs":%b,"num_classes":%d}' % (index, names[best], probs, len(labels))
 
 
 def _list(kind: str, model: str, tokens: int, **more_usage: int) -> tuple[bytes, bytes]:
@@ -290,16 +290,16 @@ def _task(handle: ModelHandle, request: PoolingRequest) -> Task:
     """The task. Raises TaskMissing where the model does not have it."""
     has = handle.model.tasks
     of_tokens = Task.MULTI if Task.MULTI in has or Task.TOKENS not in has else Task.TOKENS
-    named = {
+    by_name = {
         "embed": Task.EMBED,
         "classify": Task.CLASSIFY,
         "token_embed": of_tokens,
         "token_classify": Task.TOKEN_CLASSES,
     }
     if request.task is not None:
-        handle.check_tasks(named[request.task])
-        return named[request.task]
-    task = next((task for task in named.values() if task in has), None)
+        handle.check_tasks(by_name[request.task])
+        return by_name[request.task]
+    task = next((task for task in by_name.values() if task in has), None)
     if task is None:
         names = ", ".join(handle.task_names)
         others = handle.elsewhere(Capability(needs_one=_ANY))

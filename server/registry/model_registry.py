@@ -204,7 +204,7 @@ class ModelSelector:
         and TaskMissing for one that lacks a capability of the route.
         """
         registry = self.registry
-        selected = None if self.path_model is None else self.default
+        choice = None if self.path_model is None else self.default
         for name in names:
             if not name:
                 continue
@@ -213,22 +213,20 @@ class ModelSelector:
                 registry.check_broken(name)
                 if not registry.is_any(name):
                     raise (
-                        registry.unknown(name)
-                        if selected is None or not registry.several
-                        else self._other(selected, name)
+                        registry.unknown(name) if choice is None or not registry.several else self._other(choice, name)
                     )
-            elif selected is None:
-                selected = known
-            elif known is not selected:
-                raise self._other(selected, name)
-        if selected is None:
+            elif choice is None:
+                choice = known
+            elif known is not choice:
+                raise self._other(choice, name)
+        if choice is None:
             return self._able(capability) if self.is_open and capability is not None else self.default
-        if selected is not self.default:
-            selected.check(self.capability)
-        return selected
+        if choice is not self.default:
+            choice.check(self.capability)
+        return choice
 
-    def _other(self, selected: ModelHandle, name: str) -> ModelUnknown:
-        reason = f"must be {selected.name}, which the path names"
+    def _other(self, choice: ModelHandle, name: str) -> ModelUnknown:
+        reason = f"must be {choice.name}, which the path names"
         return ModelUnknown(reason, "model", value=describe_name(name))
 
     def _able(self, capability: Capability) -> ModelHandle:

@@ -188,7 +188,7 @@ class InputTokenizer:
         ]
         lists = [_NO_IDS if is_text else item for item, is_text in zip(inputs.items, are_texts, strict=True)]
         encoded = await self._encode(texts, inputs.characters, receive, check, options, prompt)
-        return interleaved(are_texts, encoded, await self._pack(lists, inputs.ids, receive, check, options))
+        return interleave(are_texts, encoded, await self._pack(lists, inputs.ids, receive, check, options))
 
     async def encode_spans(
         self,
@@ -216,7 +216,7 @@ class InputTokenizer:
         if all(are_single):
             return singles
         pairs = texts.of_kind(single=False, filler=self.tokenizer.probe)
-        return interleaved(are_single, singles, await self._encode_pairs(pairs, receive, check, options))
+        return interleave(are_single, singles, await self._encode_pairs(pairs, receive, check, options))
 
     async def _encode(
         self,
@@ -262,7 +262,7 @@ class InputTokenizer:
         return await self.pool.run(self.tokenizer.from_ids_chunks(lists, options), ids, receive, check)
 
 
-def interleaved(are_single: Sequence[bool], singles: Encoded, others: Encoded) -> Encoded:
+def interleave(are_single: Sequence[bool], singles: Encoded, others: Encoded) -> Encoded:
     """Takes each sequence from `singles` or from `others`, which have one for every index."""
     sources = (others, singles)
     starts = [cumulative(source.lengths) for source in sources]
@@ -301,7 +301,7 @@ class TokenizerPool:
         """
         self._check_waiting(size)
         loop = asyncio.get_running_loop()
-        left: asyncio.Task[None] | None = None
+        departure: asyncio.Task[None] | None = None
         self._waiting += size
         result: list[ResultT] = []
         try:
@@ -310,14 +310,14 @@ class TokenizerPool:
                 if result:
                     return result.pop()
                 check(tokens)
-                if left is not None and left.done():
+                if departure is not None and departure.done():
                     raise asyncio.CancelledError
-                if left is None and receive is not None:
-                    left = loop.create_task(_until_left(receive))
+                if departure is None and receive is not None:
+                    departure = loop.create_task(_wait_for_disconnect(receive))
         finally:
             self._waiting -= size
-            if left is not None:
-                left.cancel()
+            if departure is not None:
+                departure.cancel()
 
     def _check_waiting(self, size: int) -> None:
         limit = MAX_WAITING_BODIES * self._payload_limit
@@ -345,7 +345,7 @@ def _next_chunk(chunks: Chunks[ResultT], result: list[ResultT]) -> int:
         return 0
 
 
-async def _until_left(receive: Callable[[], Awaitable[Any]]) -> None:
+async def _wait_for_disconnect(receive: Callable[[], Awaitable[Any]]) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
 

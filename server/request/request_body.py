@@ -156,32 +156,32 @@ def validate_part(schema: type[RequestT], value: Any, path: str) -> RequestT:
 def _without_others(request: RequestT, note: Note) -> RequestT:
     """The request after a look at the fields that its schema does not have."""
     schema, others = type(request), request.__pydantic_extra__ or {}
-    sent = {name: value for name, value in request.__dict__.items() if name in request.model_fields_set}
-    translated = translate_fields({**sent, **others}, schema.model_fields, schema.known)
-    note(translated)
-    if translated.values.keys() == sent.keys() and not translated.names:
+    values = {name: value for name, value in request.__dict__.items() if name in request.model_fields_set}
+    fields = translate_fields({**values, **others}, schema.model_fields, schema.known)
+    note(fields)
+    if fields.values.keys() == values.keys() and not fields.names:
         return request
-    return _validate_translated(schema, translated)
+    return _validate_fields(schema, fields)
 
 
 def _validate_other_words(schema: type[RequestT], error: ValidationError, values: Any, note: Note) -> RequestT:
     """The request in a value that the schema does not take, if other words are all that is wrong."""
     if not isinstance(values, dict):
         raise Invalid("the request body must be a JSON object", value=describe(values))
-    translated = _translate(schema, values)
-    note(translated)
-    return _validate_translated(schema, translated, error if translated.values == values else None)
+    fields = _translate(schema, values)
+    note(fields)
+    return _validate_fields(schema, fields, error if fields.values == values else None)
 
 
 def _translate(schema: type[RequestBody], values: Mapping[str, Any]) -> TranslatedFields:
     """The body and the objects in it in the words of their schemas. Of null where there is a default, nothing stays."""
-    translated = translate_fields(values, schema.model_fields, schema.known)
-    for name, value in [*translated.values.items()]:
+    fields = translate_fields(values, schema.model_fields, schema.known)
+    for name, value in [*fields.values.items()]:
         field = schema.model_fields.get(name)
         if field is None:
             continue
         if value is None and not field.is_required():
-            del translated.values[name]
+            del fields.values[name]
         kinds = (field.annotation, *get_args(field.annotation))
         kind = next((type_ for type_ in kinds if isinstance(type_, type) and issubclass(type_, RequestBody)), None)
         if kind is not None and isinstance(value, dict):
@@ -190,16 +190,16 @@ def _translate(schema: type[RequestBody], values: Mapping[str, Any]) -> Translat
             except Invalid as error:
                 error.nest(name)
                 raise
-            translated.values[name] = inner.values
-            translated.ignored.extend(f"{name}.{ignored}" for ignored in inner.ignored)
-    return translated
+            fields.values[name] = inner.values
+            fields.ignored.extend(f"{name}.{ignored}" for ignored in inner.ignored)
+    return fields
 
 
-def _validate_translated(
-    schema: type[RequestT], translated: TranslatedFields, error: ValidationError | None = None
+def _validate_fields(
+    schema: type[RequestT], fields: TranslatedFields, error: ValidationError | None = None
 ) -> RequestT:
     """`error` is that of these values, where it is known."""
-    values = translated.values
+    values = fields.values
     if error is None:
         try:
             return schema.model_validate(values)
@@ -211,13 +211,13 @@ def _validate_translated(
         except ValidationError as second:
             error = second
     explanation = _explain(schema, error)
-    explanation.rename(translated.names)
+    explanation.rename(fields.names)
     raise explanation from None
 
 
 def _read_booleans(values: dict[str, Any], error: ValidationError) -> bool:
     """Replace the strings "true" and "false" where booleans are wanted. Returns True if there were any."""
-    replaced = False
+    has_changed = False
     for complaint in error.errors(include_url=False):
         value = complaint["input"]
         word = value.lower() if isinstance(value, str) and len(value) <= 5 else ""
@@ -227,8 +227,8 @@ def _read_booleans(values: dict[str, Any], error: ValidationError) -> bool:
             for step in path:
                 holder = holder[step]
             holder[last] = word == "true"
-            replaced = True
-    return replaced
+            has_changed = True
+    return has_changed
 
 
 def _explain(schema: type[RequestBody], error: ValidationError) -> Invalid:

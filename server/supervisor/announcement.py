@@ -57,13 +57,13 @@ def announce(
     if not works:
         return False
     url = _url(sock, tls=config.ssl_certfile is not None)
-    configured = len({*broken, *(model.start.name for model in models)})
-    served = f", models: {len(works)} of {configured}" if configured > 1 else ""
+    total = len({*broken, *(model.start.name for model in models)})
+    counts = f", models: {len(works)} of {total}" if total > 1 else ""
     log.info(
         "ready    %s after %.1f s%s, HTTP processes: %d; documentation at %s/docs",
         url,
         took_s,
-        served,
+        counts,
         config.http_processes,
         url,
     )

@@ -104,7 +104,7 @@ class _BoundedSession(requests.Session):
     """Reads at most RESPONSE_BYTES of a response, in RESPONSE_S: a collector's response may never end."""
 
     def request(self, *args: Any, **options: Any) -> requests.Response:
-        """See requests.Session. The response has no content: the exporter reads the status and the header fields."""
+        """Sends a request. The response has no content: the exporter reads the status and the header fields."""
         response = super().request(*args, **{**options, "stream": True})
         until, left = time.monotonic() + RESPONSE_S, RESPONSE_BYTES
         with contextlib.suppress(Exception):  # the status has arrived, and the rest is not used

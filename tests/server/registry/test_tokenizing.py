@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from embert import engine
 from embert.engine import Encoded
 from embert.engine.tokenization.encoded import TokenizeOptions
-from embert.server.registry.tokenizing import TextPairs, interleaved
+from embert.server.registry.tokenizing import TextPairs, interleave
 
 texts = st.lists(st.sampled_from(["a", "cat—s", "unbelievably", "日本", "  ", "."]), max_size=9).map(" ".join)
 limits = st.one_of(st.none(), st.integers(1, 12))
@@ -62,7 +62,7 @@ def test_texts_and_pairs_come_back_in_their_places(tokenizer: engine.Tokenizer) 
     singles, others = (pairs.of_kind(single=single, filler="z") for single in (True, False))
     assert [*singles.firsts] == ["z", "b", "z", "d"]
     assert ([*others.firsts], [*others.seconds]) == (["a", "z", "c", "z"], ["x", "", "y", ""])
-    encoded = interleaved(
+    encoded = interleave(
         [False, True, False, True],
         tokenizer.encode(singles.firsts),
         tokenizer.encode_pairs(others.firsts, ["x", "", "y", ""]),
