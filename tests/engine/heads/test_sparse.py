@@ -207,6 +207,18 @@ def test_heads_that_are_missing_or_of_another_shape(tmp_path: Path) -> None:
         engine.load_model(str(tmp_path), pooling="splade")
 
 
+def test_names_of_tensorflow_in_a_head(tmp_path: Path) -> None:
+    reference = MaskedLM(tmp_path, "bert", vocab_size=77, share=0.3)
+    path = tmp_path / "model.safetensors"
+    renamed = {
+        name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta"): tensor
+        for name, tensor in load_file(path).items()
+    }
+    save_file(renamed, path)
+    encoder = engine.load_encoder(engine.load_model(str(tmp_path), pooling="splade"), device="cpu")
+    same(dense(sparse(encoder, reference.sequences[:1]), 0, 77), reference.weights(reference.sequences[0]))
+
+
 def test_sentence_transformers(tmp_path: Path) -> None:
     library = pytest.importorskip("sentence_transformers", reason="sentence-transformers is not of every environment")
     MaskedLM(tmp_path, "bert", vocab_size=77, share=0.3)
