@@ -57,17 +57,17 @@ class PackedBatch:
         """The union of the sequences' tasks; EMBED for an empty batch without tasks."""
         return Task.EMBED if self.tasks is None else Task(int(np.bitwise_or.reduce(self.tasks, initial=0)))
 
-    def wanting(self, tasks: Task) -> PackedBatch:
-        """The same batch, with these tasks for every sequence."""
+    def with_tasks(self, tasks: Task) -> PackedBatch:
+        """Returns the batch with these tasks for every sequence."""
         mask = None if tasks == Task.EMBED else np.full(self.sequences, tasks, np.uint8)
         return dataclasses.replace(self, tasks=mask)
 
     def with_queries(self, is_query: npt.NDArray[np.bool_]) -> PackedBatch:
-        """The same batch, whose other sequences that want CLASSIFY are scored with these queries."""
+        """Returns the batch with queries: its other sequences that want CLASSIFY are scored with them."""
         tasks = np.full(self.sequences, Task.EMBED, np.uint8) if self.tasks is None else self.tasks
         return dataclasses.replace(self, is_query=is_query, tasks=np.where(is_query, np.uint8(0), tasks))
 
-    def taken(self, sequences: npt.NDArray[np.integer]) -> PackedBatch:
+    def take(self, sequences: npt.NDArray[np.integer]) -> PackedBatch:
         """The sequences of these numbers, in this order: a copy. None has a prefix."""
         lengths = np.diff(self.cu_seqlens)[sequences]
         cu_seqlens = cumulative(lengths)
@@ -78,8 +78,8 @@ class PackedBatch:
         batch = PackedBatch(self.ids[tokens], cu_seqlens, types, *of_sequences)
         return batch if self.is_query is None else dataclasses.replace(batch, is_query=self.is_query[sequences])
 
-    def sharing(self, prefixes: npt.NDArray[np.int32]) -> PackedBatch:
-        """The same texts with these `prefixes` [B, 2], whose tokens their sequences do not have any more."""
+    def with_prefixes(self, prefixes: npt.NDArray[np.int32]) -> PackedBatch:
+        """Returns the texts with these `prefixes` [B, 2], without the prefixes' tokens in their sequences."""
         lengths, shared = np.diff(self.cu_seqlens), prefixes[:, 1]
         own = np.arange(self.tokens) >= np.repeat(self.cu_seqlens[:-1] + shared, lengths)
         return dataclasses.replace(
@@ -161,7 +161,7 @@ def pack(
     tasks: npt.NDArray[np.uint8] | None = None,
     adapters: npt.NDArray[np.int8] | None = None,
 ) -> PackedBatch:
-    """One batch of sequences of token ids, each int32 [L], in the order given.
+    """Packs sequences of token ids, each int32 [L], into a batch, in the order given.
 
     `token_types` has the shapes of `sequences`. The other arrays have one entry a sequence.
     """
@@ -232,7 +232,7 @@ class TaskOutput:
         indices = None if self.indices is None else self.indices[first:last]
         return TaskOutput(self.values[first:last], self.offsets[start : stop + 1] - first, indices)
 
-    def taken(self, sequences: npt.NDArray[np.integer]) -> TaskOutput:
+    def take(self, sequences: npt.NDArray[np.integer]) -> TaskOutput:
         """The rows of these sequences, in this order: a copy."""
         counts = self.counts[sequences]
         offsets = cumulative(counts)
@@ -270,7 +270,7 @@ class TaskOutput:
         return [SparseVector(self.indices[start:stop], self.values[start:stop, 0]) for start, stop in places]
 
     @classmethod
-    def joined(cls, parts: Sequence[TaskOutput]) -> TaskOutput:
+    def concatenate(cls, parts: Sequence[TaskOutput]) -> TaskOutput:
         """The rows of several groups of sequences, end to end; at least one group."""
         if len(parts) == 1:
             return parts[0]

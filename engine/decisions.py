@@ -29,7 +29,7 @@ NAMES: dict[Kind, str] = {"predicate": "options", "choice": "choices", "score": 
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One option of a question."""
+    """Option of a question."""
 
     text: str
     description: str = ""
@@ -56,9 +56,9 @@ class Question:
     def choice(
         cls, instructions: str, choices: Sequence[str] | Mapping[str, str], *, param: str = "questions"
     ) -> Question:
-        """One of several choices, which may have descriptions."""
-        described = choices.items() if isinstance(choices, Mapping) else ((text, "") for text in choices)
-        return cls("choice", instructions, tuple(Option(*each) for each in described), param)
+        """A question with several choices, which may have descriptions."""
+        pairs = choices.items() if isinstance(choices, Mapping) else ((text, "") for text in choices)
+        return cls("choice", instructions, tuple(Option(*each) for each in pairs), param)
 
     @classmethod
     def score(cls, instructions: str, levels: Sequence[str], *, param: str = "questions") -> Question:
@@ -137,9 +137,9 @@ def second_texts(model: Model, questions: Sequence[Question]) -> list[str]:
     """
     decider = model.heads.decider
     if isinstance(decider, LabelDecider):
-        return [_labeled(question, decider.classifier.labels) for question in questions]
+        return [_label_options(question, decider.classifier.labels) for question in questions]
     if decider is not None:
-        return [_marked(question, decider.marker_text) for question in questions]
+        return [_mark_options(question, decider.marker_text) for question in questions]
     texts = []
     for question in questions:
         if question.kind == "predicate":
@@ -150,13 +150,13 @@ def second_texts(model: Model, questions: Sequence[Question]) -> list[str]:
     return texts
 
 
-def _labeled(question: Question, labels: Sequence[str]) -> str:
+def _label_options(question: Question, labels: Sequence[str]) -> str:
     lines = [f"{label}. {option}" for label, option in zip(labels, question.options, strict=False)]
     return "\n".join((question.instructions, "", *lines, "", "Answer with the label of one option only."))
 
 
-def _marked(question: Question, marker: str) -> str:
-    """Laya's words. It has no first, then yes."""
+def _mark_options(question: Question, marker: str) -> str:
+    """Writes a question in Laya's words, which have no before yes."""
     kind = _MARKED_KINDS[question.kind]
     options = [str(option) for option in question.options]
     if question.kind == "score":

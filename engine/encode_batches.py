@@ -14,7 +14,7 @@ from embert.engine.batch import PackedBatch, TaskOutput, cumulative
 from embert.engine.encoders.base import Encoder
 from embert.engine.prefixes import common_prefix, continue_first
 from embert.engine.tasks import Task
-from embert.engine.tokenization.encoded import Encoded, joined
+from embert.engine.tokenization.encoded import Encoded, concatenate
 
 Key = TypeVar("Key")
 Numbers = npt.NDArray[np.intp]  # of texts, as they were given
@@ -52,8 +52,8 @@ def form_batches(
     if encoded.token_types is None:
         shared = common_prefix(encoded.ids, encoded.lengths, tasks, encoder.sharing)
     for span in spans(encoded.lengths[order], budget, shared, encoder.batch_tokens):
-        batch = packed(gathered(encoded, order[span], starts), dimensions=dimensions, normalize=normalize)
-        yield order[span], continue_first(batch, shared).wanting(tasks)
+        batch = form_batch(gather(encoded, order[span], starts), dimensions=dimensions, normalize=normalize)
+        yield order[span], continue_first(batch, shared).with_tasks(tasks)
 
 
 def score_batches(
@@ -63,7 +63,7 @@ def score_batches(
 
     A document is scored with the query of its index, or with the only one, which each batch has once.
     """
-    count, both = queries.sequences, joined((queries, documents))
+    count, both = queries.sequences, concatenate((queries, documents))
     lengths, starts = queries.lengths + documents.lengths, cumulative(both.lengths)
     order, shared = by_length(lengths), int(queries.lengths[0]) if count == 1 else 0
     for span in spans(lengths[order], budget, shared, encoder.batch_tokens):
@@ -71,8 +71,8 @@ def score_batches(
         sequences = np.concatenate([[0], 1 + numbers])
         if count > 1:
             sequences = np.stack([numbers, count + numbers], 1).reshape(-1)
-        batch = packed(gathered(both, sequences, starts), dimensions=0, normalize=True)
-        yield numbers, batch.wanting(Task.CLASSIFY).with_queries(sequences < count)
+        batch = form_batch(gather(both, sequences, starts), dimensions=0, normalize=True)
+        yield numbers, batch.with_tasks(Task.CLASSIFY).with_queries(sequences < count)
 
 
 def run_batches(
@@ -84,10 +84,10 @@ def run_batches(
     """
     in_flight: tuple[Key, object] | None = None
     for item in itertools.chain(batches, (None,)):
-        submitted = None if item is None else (item[0], encoder.submit(item[1]))
+        submission = None if item is None else (item[0], encoder.submit(item[1]))
         if in_flight is not None:
             yield in_flight[0], encoder.wait(in_flight[1])
-        in_flight = submitted
+        in_flight = submission
 
 
 def by_length(lengths: npt.NDArray[np.int32]) -> Numbers:
@@ -112,8 +112,8 @@ def spans(lengths: npt.NDArray[np.int32], budget: int, shared: int = 0, usual: i
         first = last
 
 
-def gathered(encoded: Encoded, numbers: Numbers, starts: npt.NDArray[np.int32]) -> Encoded:
-    """Some of the texts, in the order of their `numbers`; `starts` are the prefix sums of all lengths."""
+def gather(encoded: Encoded, numbers: Numbers, starts: npt.NDArray[np.int32]) -> Encoded:
+    """Copies some of the texts, in the order of their `numbers`; `starts` are the prefix sums of all lengths."""
     lengths = encoded.lengths[numbers]
     shifts = starts[numbers] - cumulative(lengths)[:-1]
     places = np.repeat(shifts, lengths) + np.arange(lengths.sum(dtype=np.int64))
@@ -123,8 +123,8 @@ def gathered(encoded: Encoded, numbers: Numbers, starts: npt.NDArray[np.int32]) 
     )
 
 
-def packed(encoded: Encoded, *, dimensions: int, normalize: bool) -> PackedBatch:
-    """One batch of all the texts. `dimensions` of 0 are all."""
+def form_batch(encoded: Encoded, *, dimensions: int, normalize: bool) -> PackedBatch:
+    """Forms a batch of all the texts. `dimensions` of 0 are all."""
     count = encoded.sequences
     return PackedBatch(
         ids=encoded.ids,

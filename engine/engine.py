@@ -24,8 +24,8 @@ from embert.engine.encoders.base import Encoder, check_finite
 from embert.engine.entities import DEFAULT_IGNORED, STRATEGIES, Aggregation, Entity, EntityOptions, entities_of
 from embert.engine.errors import InputError
 from embert.engine.heads.description import Classifier, MultiVector, TokenClassifier
-from embert.engine.heads.late_interaction import multi_vector_mask, pooled
-from embert.engine.heads.scores import LabelScore, Ranked, best_labels, ranked, scores
+from embert.engine.heads.late_interaction import multi_vector_mask, pool
+from embert.engine.heads.scores import LabelScore, Ranked, best_labels, rank, scores
 from embert.engine.heads.zero_shot import TEMPLATE, check_labels, hypotheses, zero_shot_labels
 from embert.engine.loader import load_encoder
 from embert.engine.model import Model, load_model
@@ -118,7 +118,7 @@ class Engine:
         )
 
     def close(self) -> None:
-        """Close the encoder."""
+        """Release the encoder's threads and memory."""
         self.encoder.close()
 
     def __enter__(self) -> Engine:
@@ -200,7 +200,7 @@ class Engine:
         for numbers, rows in self._rows(encoded, Task.MULTI, options):
             for number, start, stop in zip(numbers.tolist(), rows.offsets, rows.offsets[1:], strict=False):
                 own = rows.values[start:stop][mask[starts[number] : starts[number + 1]]]
-                vectors[number] = pooled(own, head.role(is_query))
+                vectors[number] = pool(own, head.role(is_query))
         return [vectors[number] for number in range(len(texts))]
 
     def score(self, pairs: Sequence[Pair], **options: Unpack[PairOptions]) -> Vectors:
@@ -232,14 +232,14 @@ class Engine:
             raise InputError(f"must be at least 1, found {top_n!r}", param="top_n")
         check_text(query, "query")
         if self.model.late_interaction is not None:
-            return ranked(self._max_sims([query], texts, ("query", "texts"), options), "identity", top_n)
+            return rank(self._max_sims([query], texts, ("query", "texts"), options), "identity", top_n)
         classifier = self._classifier("texts", reranks=True)
         encoded = self.tokenizer.encode_pairs(
             [resolve_options(self.model, prompt_name=options.get("prompt_name"))[0] + query],
             texts,
             TokenizeOptions(truncate=options.get("truncate", True), param="query", instruction=instruction),
         )
-        return ranked(self._logits(classifier, encoded, options)[:, 0], _activation(classifier, options), top_n)
+        return rank(self._logits(classifier, encoded, options)[:, 0], _activation(classifier, options), top_n)
 
     def classify(self, texts: Sequence[str | Pair], **options: Unpack[ScoreOptions]) -> list[list[LabelScore]]:
         """Classify texts, pairs of texts or some of each: for each all labels with their scores, best first.

@@ -102,16 +102,16 @@ def _of_sequence(
     best = probabilities.argmax(1)
     if options.aggregation == "none":
         ignored = [label in options.ignored for label in labels]
-        chosen = [place for place, label in enumerate(best.tolist()) if starts[place] >= 0 and not ignored[label]]
+        places = [place for place, label in enumerate(best.tolist()) if starts[place] >= 0 and not ignored[label]]
     else:
-        chosen = [place for place, start in enumerate(starts) if start >= 0]
-    ids = spans.encoded.ids[tokens][chosen].tolist()
+        places = [place for place, start in enumerate(starts) if start >= 0]
+    ids = spans.encoded.ids[tokens][places].tolist()
     words = tokenizer.words(ids)
-    for place, (index, token_id) in enumerate(zip(chosen, ids, strict=True)):
+    for place, (index, token_id) in enumerate(zip(places, ids, strict=True)):
         if token_id == tokenizer.unknown_id:
             words[place] = text[starts[index] : stops[index]]
-    found = probabilities[chosen, best[chosen]].tolist()
-    rows = zip(best[chosen].tolist(), found, words, chosen, strict=True)
+    found = probabilities[places, best[places]].tolist()
+    rows = zip(best[places].tolist(), found, words, places, strict=True)
     of_tokens = [_Span(label, score, (word,), starts[i], stops[i], i) for label, score, word, i in rows]
     if options.aggregation == "none":
         return [
@@ -154,9 +154,9 @@ def _word(tokens: Sequence[_Span], probabilities: Floats, tokenizer: Tokenizer, 
         label = int(averages.argmax())
         score = float(averages[label])
     else:
-        chosen = tokens[0] if aggregation == "first" else max(tokens, key=lambda token: token.score)
-        label, score = chosen.label, chosen.score
-    word = tokenizer.joined([token.words[0] for token in tokens])
+        source = tokens[0] if aggregation == "first" else max(tokens, key=lambda token: token.score)
+        label, score = source.label, source.score
+    word = tokenizer.join([token.words[0] for token in tokens])
     return _Span(label, score, (word,), tokens[0].start, tokens[-1].end, tokens[0].place)
 
 
@@ -177,7 +177,7 @@ def _entities(
         if label in ignored:
             continue
         score = float(np.mean([span.score for span in group], dtype=np.float32))
-        word = tokenizer.joined([word for span in group for word in span.words])
+        word = tokenizer.join([word for span in group for word in span.words])
         yield Entity(label, score, word, group[0].start, group[-1].end)
 
 
@@ -185,13 +185,13 @@ def _without_overlaps(entities: list[Entity]) -> list[Entity]:
     """Keep the longer one of neighbors that overlap, or the one with the larger score."""
     if not entities:
         return []
-    kept: list[Entity] = []
+    result: list[Entity] = []
     ordered = sorted(entities, key=lambda entity: entity.start)
     previous = ordered[0]
     for entity in ordered:
         if not previous.start <= entity.start < previous.end:
-            kept.append(previous)
+            result.append(previous)
             previous = entity
         elif (entity.end - entity.start, entity.score) > (previous.end - previous.start, previous.score):
             previous = entity
-    return [*kept, previous]
+    return [*result, previous]

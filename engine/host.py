@@ -93,8 +93,8 @@ def visible_gpus(root: Path = Path("/")) -> int:
     if importlib.util.find_spec("embert.engine._cuda") is None:
         return 0
     found = sum(each.name.removeprefix("nvidia").isdigit() for each in (root / "dev").glob("nvidia*"))
-    chosen = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return found if chosen is None else min(found, sum(each.strip() not in ("", "-1") for each in chosen.split(",")))
+    setting = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return found if setting is None else min(found, sum(each.strip() not in ("", "-1") for each in setting.split(",")))
 
 
 def blas_threads() -> dict[str, str]:
@@ -122,7 +122,7 @@ def _quota_2(folder: Path) -> float | None:
 
 
 def _quota_1(folder: Path) -> float | None:
-    """The same in two files; a quota of -1 is none."""
+    """Reads the quota of version 1, which has it in two files; -1 is none."""
     quota, period = (" ".join(lines(folder / f"cpu.cfs_{name}_us")) for name in ("quota", "period"))
     return None if not quota or not period or int(quota) <= 0 else int(quota) / int(period)
 

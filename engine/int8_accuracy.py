@@ -81,7 +81,7 @@ def _rows(encoder: Encoder, encoded: Encoded, task: Task, longest: int) -> TaskO
     """Return the rows in the order of the sentences."""
     budget = max(encoder.batch_tokens, longest)
     numbers, parts = zip(*encode_batches(encoder, encoded, task, budget=budget), strict=True)
-    return TaskOutput.joined([part[task] for part in parts]).taken(np.argsort(np.concatenate(numbers)))
+    return TaskOutput.concatenate([part[task] for part in parts]).take(np.argsort(np.concatenate(numbers)))
 
 
 def _means(rows: TaskOutput) -> Floats:

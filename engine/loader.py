@@ -41,17 +41,17 @@ def load_encoder(
     """
     if not 0 <= min_agreement <= 1:
         raise UnsupportedModel(f"min_agreement must be 0 to 1, found {min_agreement}")
-    built = create_encoder(model, device=device, dtype=dtype, max_batch_tokens=max_batch_tokens, encoder=encoder)
+    instance = create_encoder(model, device=device, dtype=dtype, max_batch_tokens=max_batch_tokens, encoder=encoder)
     if dtype != "int8":
-        return built
+        return instance
     try:
-        built.int8_accuracy = _measure_int8(model, built, encoder)
-        check_accuracy(built.int8_accuracy, model, min_agreement)
+        instance.int8_accuracy = _measure_int8(model, instance, encoder)
+        check_accuracy(instance.int8_accuracy, model, min_agreement)
     except BaseException:
-        built.close()
+        instance.close()
         raise
-    built.choice = "; ".join(filter(None, (built.choice, str(built.int8_accuracy))))
-    return built
+    instance.choice = "; ".join(filter(None, (instance.choice, str(instance.int8_accuracy))))
+    return instance
 
 
 def _measure_int8(model: Model, int8: Encoder, encoder: str) -> Int8Accuracy:

@@ -66,11 +66,11 @@ class Lora:
 
     def adapts(self, module: str) -> bool:
         """True if PEFT gives a module an adapter: its `check_target_module_exists`."""
-        if _named(self.excluded, module):
+        if _matches_any(self.excluded, module):
             return False
         if self.targets == "all-linear":
             return True
-        if not _named(self.targets, module):
+        if not _matches_any(self.targets, module):
             return False
         if self.layers is None or isinstance(self.targets, str) or module in self.targets:
             return True
@@ -81,7 +81,7 @@ class Lora:
         return next(found, None) in self.layers
 
 
-def _named(names: str | tuple[str, ...], module: str) -> bool:
+def _matches_any(names: str | tuple[str, ...], module: str) -> bool:
     if isinstance(names, str):
         return _matches(names, module)
     return any(module == name or module.endswith(f".{name}") for name in names)
@@ -143,7 +143,7 @@ def read_lora(folder: Path) -> Lora | None:
         targets=_names(path, fields, "target_modules"),
         excluded=_names(path, fields, "exclude_modules"),
         layers=tuple(layers) if layers else None,
-        layer_patterns=_listed(_names(path, fields, "layers_pattern")),
+        layer_patterns=_as_tuple(_names(path, fields, "layers_pattern")),
         ranks={name: int(value) for name, value in _numbers(path, fields, "rank_pattern", whole=True).items()},
         alphas=_numbers(path, fields, "alpha_pattern"),
         notices=notices,
@@ -156,8 +156,8 @@ def _check_patterns(lora: Lora) -> None:
     """Raise BrokenModel for a pattern that is not a regular expression, UnsupportedModel for one that looks around."""
     from pydantic_core import SchemaError
 
-    named = [value for value in (lora.targets, lora.excluded) if isinstance(value, str)]
-    for pattern in (*named, *lora.layer_patterns, *lora.ranks, *lora.alphas):
+    patterns = [value for value in (lora.targets, lora.excluded) if isinstance(value, str)]
+    for pattern in (*patterns, *lora.layer_patterns, *lora.ranks, *lora.alphas):
         try:
             re.compile(pattern)
         except re.error as error:
@@ -182,7 +182,7 @@ def _names(path: Path, fields: Mapping[str, Any], name: str) -> str | tuple[str,
     return tuple(value)
 
 
-def _listed(names: str | tuple[str, ...]) -> tuple[str, ...]:
+def _as_tuple(names: str | tuple[str, ...]) -> tuple[str, ...]:
     return (names,) if isinstance(names, str) else names
 
 
@@ -201,7 +201,7 @@ def _numbers(path: Path, fields: Mapping[str, Any], name: str, *, whole: bool = 
 
 
 @dataclass(frozen=True, slots=True)
-class Placed:
+class Placement:
     """Changes of an adapter's file to tensors, by the names under which the base stores its own."""
 
     # The base's tensor → the module in the file whose A and B, or B's bias, add to it.
@@ -212,13 +212,13 @@ class Placed:
     unused: list[str] = field(default_factory=list)  # the file's tensors of modules that the base does not have
 
 
-def placed(lora: Lora, names: Iterable[str], tensors: TensorNames, stored: Collection[str]) -> Placed:
+def place_tensors(lora: Lora, names: Iterable[str], tensors: TensorNames, stored: Collection[str]) -> Placement:
     """Find the target of each tensor of the adapter's file: `names`. `stored` are the names of the base's tensors.
 
     `tensors` say which of them are layers'. Raises BrokenModel for a tensor of a module that `lora` does not name, or
     that the base does not have although it is in a layer or the decoder.
     """
-    placement = Placed()
+    placement = Placement()
     prefixes = tuple(dict.fromkeys(prefix for mapping in tensors.mappings for prefix in mapping.prefixes))
     for name in names:
         own = name.removeprefix(PEFT_PREFIX)
@@ -228,10 +228,10 @@ def placed(lora: Lora, names: Iterable[str], tensors: TensorNames, stored: Colle
         module = own.removesuffix(ending)
         if ending and not lora.adapts(module):
             raise BrokenModel(f"{lora.weights} has a tensor {name}, and {lora.path} adapts no {module}")
-        changed = own.replace(BASE_LAYER, "").replace(SAVED, "")
+        target = own.replace(BASE_LAYER, "").replace(SAVED, "")
         if ending:
-            changed = f"{module}.{'bias' if ending == BIAS else 'weight'}"
-        in_base = _in_base(changed, prefixes, stored)
+            target = f"{module}.{'bias' if ending == BIAS else 'weight'}"
+        in_base = _in_base(target, prefixes, stored)
         if in_base is None:
             decoder = tensors.masked_lm is not None and own.startswith(f"{tensors.masked_lm.decoder}.")
             if decoder or tensors.layer_of(own) is not None:

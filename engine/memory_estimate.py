@@ -78,16 +78,16 @@ def estimate_memory(
         attention = max(attention, 4 * hidden)
     widest = max(attention, inner * (2 if config.gated else 1), after.intermediate_size if after else 0)
     if config.experts is not None and on_gpu:  # rows grouped by expert, or all rows of every expert
-        grouped, dense = config.experts.top_k * (hidden + inner), config.experts.count * hidden + inner
-        widest = max(widest, grouped, dense)
+        rows, dense = config.experts.top_k * (hidden + inner), config.experts.count * hidden + inner
+        widest = max(widest, rows, dense)
     if isinstance(decider, LabelDecider) and on_gpu:  # rows in FP32 and parts of sums; a matrix that is not tied
         widest = max(widest, 8 * hidden // item)
         weights += item * config.vocab_size * hidden if decider.vocabulary.name or config.adapters else 0
     if not config.layers:  # a mapped table, and the rows of a chunk
         return MemoryEstimate(weights, MIB)
     tokens = max_batch_tokens or _BATCH_TOKENS["cuda" if on_gpu else "cpu"]
-    kept = (3 if config.layer_inputs else 2) * hidden
-    activations = max(tokens, model.undivided_tokens) * (item * (kept + widest) + _TOKEN)
+    residual = (3 if config.layer_inputs else 2) * hidden
+    activations = max(tokens, model.undivided_tokens) * (item * (residual + widest) + _TOKEN)
     if dtype == "int8" and on_gpu:  # rows of 8 bits, each with a scale
         activations += max(tokens, model.undivided_tokens) * (max(hidden, inner) + 4)
     # Norms are folded into these in FP32; the CPU encoder repacks its matrices, one at a time.

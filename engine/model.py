@@ -19,12 +19,12 @@ from embert.engine.heads.checkpoints.classifier import logit_classifier, read_cl
 from embert.engine.heads.checkpoints.decider import LAYA, read_label_decider, read_marker_decider
 from embert.engine.heads.checkpoints.late_interaction import is_stanford, marked_prompts
 from embert.engine.heads.checkpoints.published_reranker import published_format, score_tokens
-from embert.engine.heads.checkpoints.stored import named_groups, stored_in, stored_tensors, unused_tensors
+from embert.engine.heads.checkpoints.stored import format_groups, stored_tensors, tensors_in, unused_tensors
 from embert.engine.heads.checkpoints.vector_heads import CONVERT, VectorHeads, read_vector_heads
 from embert.engine.heads.description import NO_HEADS, Classifier, Heads, LabelDecider, MultiVector, TokenClassifier
 from embert.engine.heads.modules import Modules, read_modules
 from embert.engine.heads.pooling import POOLINGS, Dense, Module, Quantize, check_weights, modes_of, width_after
-from embert.engine.lora import PEFT_PREFIX, Lora, placed, read_lora
+from embert.engine.lora import PEFT_PREFIX, Lora, place_tensors, read_lora
 from embert.engine.models import check_config, read_config
 from embert.engine.models.encoder_config import Adapters, EncoderConfig, position_bytes, tensor_shapes
 from embert.engine.models.static import MODEL2VEC, MODEL2VEC_TOKENS, read_static, truncated_length
@@ -40,7 +40,7 @@ INSTALL_CONVERT = "pip install 'embert[convert]'"
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """One model. Built by `load_model`; picklable."""
+    """Description of a model. Built by `load_model`; picklable."""
 
     model_id: str  # as users specify it, or the default model's hub id
     folder: Path
@@ -108,7 +108,7 @@ class Model:
 
     @property
     def task_names(self) -> list[str]:
-        """The same for people.
+        """The names of these tasks, and of what else the model does.
 
         A classifier of one label and a model of late interaction also rerank; a label of entailment makes zero-shot,
         and decides.
@@ -141,16 +141,18 @@ def load_model(
     Raises ModelNotFound, UnsupportedModel or BrokenModel, each with one sentence for the user.
     """
     if pooling is not None and pooling not in (*POOLINGS, SPLADE):
-        named = ", ".join((*POOLINGS, SPLADE))
-        raise UnsupportedModel(f"pooling {pooling!r} is not supported; supported: {named}")
+        names = ", ".join((*POOLINGS, SPLADE))
+        raise UnsupportedModel(f"pooling {pooling!r} is not supported; supported: {names}")
     try:
         location = locate(model, revision=revision, progress=progress, on_download=on_download)
-        read = _read(location, pooling, progress=progress)
+        description = _read(location, pooling, progress=progress)
     except EngineError:
         raise
     except Exception as error:  # files may hold anything, and a server's other models go on
         raise BrokenModel(f"{model} cannot be read: {type(error).__name__}: {error}") from error
-    return dataclasses.replace(read, model_id=model_id or location.model_id, revision=location.revision or revision)
+    return dataclasses.replace(
+        description, model_id=model_id or location.model_id, revision=location.revision or revision
+    )
 
 
 def _read(location: Location, pooling: str | None, *, progress: bool) -> Model:
@@ -381,8 +383,8 @@ class _Checkpoint:
         stanford = self.modules.pooling is None and is_stanford(self.config_path)
         if not self.modules.token_dense and not stanford:
             return tokenizer, prompts
-        marked = None if self.modules.token_dense else self.weights
-        texts, markers = marked_prompts(self.library_path, prompts.texts, stanford=marked)
+        stanford_folder = None if self.modules.token_dense else self.weights
+        texts, markers = marked_prompts(self.library_path, prompts.texts, stanford=stanford_folder)
         return dataclasses.replace(tokenizer, markers=markers), prompts._replace(texts=texts)
 
     def _read_vector_heads(self, config: EncoderConfig, prompts: _Prompts, tokenizer: TokenizerConfig) -> VectorHeads:
@@ -418,8 +420,8 @@ class _Checkpoint:
                 f"sentence_transformers.CrossEncoder(…).save_pretrained(…){self.undecided}"
             )
         elif self.modules.pooling is None:
-            named = self._architectures
-            architectures = "" if not named or named.endswith("Model") else f"; architectures of config.json: {named}"
+            names = self._architectures
+            architectures = "" if not names or names.endswith("Model") else f"; architectures of config.json: {names}"
             self.notices.append(f"no pooling configuration found, using mean{architectures}")
 
     def _check_expansion(self, config: EncoderConfig, head: MultiVector | None) -> None:
@@ -432,8 +434,8 @@ class _Checkpoint:
 
     @property
     def _architectures(self) -> str:
-        stated = self.config_fields.get("architectures")
-        return ", ".join(map(str, stated)) if isinstance(stated, list) else ""
+        names = self.config_fields.get("architectures")
+        return ", ".join(map(str, names)) if isinstance(names, list) else ""
 
     def _limit_lengths(
         self, config: EncoderConfig, tokenizer: TokenizerConfig, multi_vector: MultiVector | None
@@ -492,16 +494,16 @@ class _Checkpoint:
         if config.tensors.projection and after_pooling:
             unused = [name for name in unused if name != f"{config.tensors.projection}.weight"]
         if unused:
-            served = f"; embeddings are pooled by {pooling}" if pooling else ""
+            pooling_notice = f"; embeddings are pooled by {pooling}" if pooling else ""
             self.notices.append(
-                f"{stored.path} has tensors that nothing uses: {named_groups(unused, config)}; architectures of "
-                f"config.json: {self._architectures or 'none'}{served}"
+                f"{stored.path} has tensors that nothing uses: {format_groups(unused, config)}; architectures of "
+                f"config.json: {self._architectures or 'none'}{pooling_notice}"
             )
         if self.lora is not None:
-            own = placed(self.lora, stored_in(self.lora.weights).shapes, config.tensors, stored.shapes).unused
+            own = place_tensors(self.lora, tensors_in(self.lora.weights).shapes, config.tensors, stored.shapes).unused
             bare = [name.removeprefix(PEFT_PREFIX) for name in own]
             if bare:
-                self.notices.append(f"{self.lora.weights} has tensors that nothing uses: {named_groups(bare, config)}")
+                self.notices.append(f"{self.lora.weights} has tensors that nothing uses: {format_groups(bare, config)}")
 
 
 def _is_model2vec(folder: Path) -> bool:

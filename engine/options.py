@@ -194,7 +194,7 @@ def require_tasks(
 
 
 def _unknown(param: str, name: Any, kind: str, known: Any) -> InputError:
-    shown = repr(name)
+    description = repr(name)
     if isinstance(name, str) and (len(name) > _SHOWN_CHARACTERS or not name.isprintable()):
-        shown = f"a string of {len(name)} characters"
-    return InputError(f"{shown} is not known; this model's {kind}: {', '.join(known) or 'none'}", param=param)
+        description = f"a string of {len(name)} characters"
+    return InputError(f"{description} is not known; this model's {kind}: {', '.join(known) or 'none'}", param=param)

@@ -40,15 +40,15 @@ def common_prefix(ids: Ints, lengths: Ints, tasks: int, sharing: Sharing) -> int
             break
         columns = min(2 * columns, _MOST_COLUMNS)
     done -= done % sharing.step
-    saved = done * (len(lengths) - 1)
+    savings = done * (len(lengths) - 1)
     least = max(LEAST_SHARE * len(ids), sharing.least_saved)
-    return done if done >= LEAST_TOKENS and saved >= least else 0
+    return done if done >= LEAST_TOKENS and savings >= least else 0
 
 
 def continue_first(batch: PackedBatch, tokens: int) -> PackedBatch:
-    """The same texts, which all begin with the first `tokens` tokens of the first one: the others continue it."""
+    """Lets all texts continue the first one, whose first `tokens` tokens they share."""
     if not tokens:
         return batch
     prefixes = np.zeros((batch.sequences, 2), np.int32)
     prefixes[1:, 1] = tokens
-    return batch.sharing(prefixes)
+    return batch.with_prefixes(prefixes)

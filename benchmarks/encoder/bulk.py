@@ -32,7 +32,7 @@ from benchmarks.lib import record
 from benchmarks.lib.texts import QUERY_TOKENS, texts
 from embert.engine import Encoder, Model, Tokenizer, load_encoder, load_model
 from embert.engine.batch import PackedBatch, cumulative
-from embert.engine.encode_batches import by_length, gathered, packed, spans
+from embert.engine.encode_batches import by_length, form_batch, gather, spans
 from embert.engine.engine import batch_budget
 from embert.server.bulk.job import Job
 
@@ -112,7 +112,7 @@ def _encoder_alone(model: Model, device: str, choice: str, lines: list[str]) -> 
         encoded = tokenizer.encode(lines[first : first + BLOCK])
         order, starts = by_length(encoded.lengths), cumulative(encoded.lengths)
         batches += [
-            packed(gathered(encoded, order[span], starts), dimensions=0, normalize=True)
+            form_batch(gather(encoded, order[span], starts), dimensions=0, normalize=True)
             for span in spans(encoded.lengths[order], batch_budget(model, encoder))
         ]
     _forward(encoder, batches[:4])

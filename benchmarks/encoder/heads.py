@@ -91,7 +91,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 def measured(row: Row, rounds: int) -> dict[str, Any]:
     """Time one row: milliseconds of each, interleaved."""
     ours, alone = CudaProcess(row.folder, row.pooling), CudaProcess(row.alone, "cls")
-    batch = row.batch.wanting(row.tasks)
+    batch = row.batch.with_tasks(row.tasks)
     times: dict[str, list[float]] = {"ours": [], "alone": [], "rival": []}
     for _ in range(rounds):
         times["ours"].append(ours.ask("burst", batch))
@@ -99,7 +99,7 @@ def measured(row: Row, rounds: int) -> dict[str, Any]:
         if row.rival is not None:
             with torch.inference_mode():
                 times["rival"].append(device_burst(row.rival))
-    one_text = ours.ask("alone", batch.taken(np.array([0])))[0]
+    one_text = ours.ask("alone", batch.take(np.array([0])))[0]
     extra = ours.started[1][2] - alone.started[1][2]
     ours.close()
     alone.close()

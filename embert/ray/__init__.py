@@ -1,4 +1,4 @@
-"""On a Ray cluster: a stage of Ray Data that embeds texts, and an application of Ray Serve. Needs the extra `ray`.
+"""A stage of Ray Data that embeds texts, and an application of Ray Serve. Needs the extra `ray`.
 
     texts.map_batches(Embedder, fn_constructor_kwargs={"model": "BAAI/bge-small-en-v1.5"}, batch_format="pyarrow", …)
     serve.run(deployment("BAAI/bge-small-en-v1.5", num_gpus=1))

@@ -48,7 +48,7 @@ class Options(LoadOptions, total=False):
 
 
 class Embedder:
-    """For `Dataset.map_batches(Embedder, batch_format="pyarrow", …)`: texts in, the same rows and a new column out.
+    """Stage for `Dataset.map_batches(Embedder, batch_format="pyarrow", …)`: adds a column to the rows of a batch.
 
     task      `column` names    takes also                        the new column holds
     embed     texts             adapter, normalize, dimensions    FixedSizeList<float32>[width, or `dimensions`]

@@ -79,15 +79,15 @@ class Replica:
         try:
             async with self._client.request(
                 request.method, self._url_of(scope), headers=headers, data=body, allow_redirects=False
-            ) as received:
-                response = Response(await received.read(), received.status)
-                response.raw_headers = _without(received.raw_headers, _NOT_TO_CLIENT)
+            ) as upstream:
+                response = Response(await upstream.read(), upstream.status)
+                response.raw_headers = _without(upstream.raw_headers, _NOT_TO_CLIENT)
                 return response
         except aiohttp.ClientError as error:
             self._end_without_server()
-            lost = Unavailable(f"the connection to this replica's server broke: {error}", retry_after_s=1)
+            failure = Unavailable(f"the connection to this replica's server broke: {error}", retry_after_s=1)
             error_format = _ERROR_FORMATS[scope["path"].removeprefix(scope["root_path"])]
-            return Response(error_body(lost, error_format), 503, {"retry-after": "1"}, media_type="application/json")
+            return Response(error_body(failure, error_format), 503, {"retry-after": "1"}, media_type="application/json")
 
     async def check_health(self) -> None:
         """Ray Serve calls this, and replaces a replica if it raises a few times in a row.

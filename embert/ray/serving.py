@@ -60,8 +60,8 @@ def deployment(
         # Time for the last request, and then for the server to drain.
         "graceful_shutdown_timeout_s": config.request_timeout + config.drain_timeout,
     }
-    bound: serve.Deployment = serve.deployment(**defaults | arguments)(Replica)
-    return bound.bind(config)
+    replicas: serve.Deployment = serve.deployment(**defaults | arguments)(Replica)
+    return replicas.bind(config)
 
 
 def application(arguments: Mapping[str, Any]) -> serve.Application:

@@ -88,6 +88,6 @@ class Encoder(Protocol):
 
         Raises EncoderError as `wait` does, and for a value that is not finite.
         """
-        rows = self.wait(self.submit(batch.wanting(task)))[task]
+        rows = self.wait(self.submit(batch.with_tasks(task)))[task]
         check_finite(rows)
         return rows.values

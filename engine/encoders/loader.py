@@ -49,14 +49,14 @@ def create_encoder(
     if not prepared and kind in ("cuda", "cuda-portable"):
         factory = functools.partial(factory, graphs=False)
     try:
-        built = factory(model, device=device, dtype=dtype, max_batch_tokens=max_batch_tokens)
+        instance = factory(model, device=device, dtype=dtype, max_batch_tokens=max_batch_tokens)
     except UnsupportedModel as error:
         if kind != "cuda" or not free:
             raise
         factory, choice = _on_cpu(model, "cpu", f"the GPU is not used: {error}", dtype, free=True)
-        built = factory(model, device="cpu", dtype=dtype, max_batch_tokens=max_batch_tokens)
-    built.choice = "; ".join(filter(None, (choice, built.choice)))  # the encoder's own part describes its kernels
-    return built
+        instance = factory(model, device="cpu", dtype=dtype, max_batch_tokens=max_batch_tokens)
+    instance.choice = "; ".join(filter(None, (choice, instance.choice)))  # the encoder's own part describes its kernels
+    return instance
 
 
 def _choose(device: str, encoder: str) -> tuple[str, str]:

@@ -65,10 +65,10 @@ def _llama3(frequencies: Floats, scaling: Llama3) -> Floats:
     waves = np.float32(2 * math.pi) / frequencies
     is_long = waves > scaling.trained / scaling.low_freq_factor
     is_short = waves < scaling.trained / scaling.high_freq_factor
-    divided = np.where(is_long, frequencies / factor, frequencies)
+    low_frequencies = np.where(is_long, frequencies / factor, frequencies)
     smooth = (np.float32(scaling.trained) / waves - low) / (high - low)
-    ramp = (np.float32(1) - smooth) * divided / factor + smooth * divided
-    return cast("Floats", np.where(is_long | is_short, divided, ramp).astype(np.float32))
+    ramp = (np.float32(1) - smooth) * low_frequencies / factor + smooth * low_frequencies
+    return cast("Floats", np.where(is_long | is_short, low_frequencies, ramp).astype(np.float32))
 
 
 def _yarn(powers: Floats, rotary: Rotary, scaling: Yarn) -> Floats:
@@ -172,7 +172,7 @@ def log_buckets(distances: npt.NDArray[np.int64], count: int, farthest: int) -> 
 def padding_positions(
     ids: npt.NDArray[np.int32], cu_seqlens: npt.NDArray[np.int32], padding_id: int | None, padding_row: int
 ) -> npt.NDArray[np.int32] | None:
-    """Each token's row of the position table, int32 [T]; None if no token is padding, as in nearly every batch.
+    """Returns each token's row of the position table, int32 [T]; None if no token is padding, as in nearly every batch.
 
     `ids` is [T] and `cu_seqlens` [B + 1]. Padding tokens take the row `padding_row`. Sequences start at row 0.
     """
@@ -181,9 +181,9 @@ def padding_positions(
     is_padding = ids == padding_id
     if not is_padding.any():
         return None
-    counted = np.zeros(len(ids) + 1, np.int64)
-    np.cumsum(~is_padding, out=counted[1:])  # tokens before each that are not padding
+    counts = np.zeros(len(ids) + 1, np.int64)
+    np.cumsum(~is_padding, out=counts[1:])  # tokens before each that are not padding
     lengths = np.diff(cu_seqlens)
-    positions = counted[:-1] - np.repeat(counted[cu_seqlens[:-1]], lengths)
+    positions = counts[:-1] - np.repeat(counts[cu_seqlens[:-1]], lengths)
     positions[is_padding] = padding_row
     return positions.astype(np.int32)

@@ -21,7 +21,7 @@ from embert.engine.encoders.positions import alibi_by_distance, bias_by_distance
 from embert.engine.model import Model
 from embert.engine.models import tensor_names as tn
 from embert.engine.models.encoder_config import EncoderConfig, Experts, Rotary
-from embert.engine.quantization.rows import product, quantized_rows, quantized_weight
+from embert.engine.quantization.rows import product, quantize_rows, quantize_weight
 from embert.engine.tasks import NO_TASK, Task
 from embert.engine.weights.checkpoint import Checkpoint
 
@@ -69,8 +69,8 @@ class _Reference:
         if self._config.embedding_size is not None and not self._config.projects_first:
             x = self._linear(x, tn.EMBEDDING_PROJECTION)
         if self._config.layer_inputs:
-            scaled = self._linear(x, tn.LAYER_INPUTS) * np.float32(self._config.hidden_size**-0.5)
-            self._inputs = self._norm(scaled.reshape(len(x), self._config.layers, -1), tn.LAYER_INPUTS_NORM)
+            inputs = self._linear(x, tn.LAYER_INPUTS) * np.float32(self._config.hidden_size**-0.5)
+            self._inputs = self._norm(inputs.reshape(len(x), self._config.layers, -1), tn.LAYER_INPUTS_NORM)
         bias = self._bias(len(ids))
         for layer in range(self._config.layers):
             x = self._layer(x, layer, bias)
@@ -85,25 +85,25 @@ class _Reference:
         prefix = f"encoder.layer.{self._config.stored_layer(layer)}."
         attention_norm, pre_norm = self._config.has_attention_norm(layer), self._config.pre_norm
         sublayer_input = self._norm(x, f"{prefix}attention.output.LayerNorm") if pre_norm and attention_norm else x
-        mixed = self._mixed(sublayer_input, layer, bias)
-        x = x + (self._norm(mixed, prefix + tn.ATTENTION_SUBLAYER_NORM) if self._config.sublayer_norms else mixed)
+        context = self._mix(sublayer_input, layer, bias)
+        x = x + (self._norm(context, prefix + tn.ATTENTION_SUBLAYER_NORM) if self._config.sublayer_norms else context)
         if attention_norm and not pre_norm:
             x = self._norm(x, f"{prefix}attention.output.LayerNorm")
         sublayer_input = self._norm(x, f"{prefix}output.LayerNorm") if pre_norm else x
         experts = self._config.experts_of(layer)
-        fed = (
+        output = (
             self._feed_forward(sublayer_input, prefix)
             if experts is None
-            else self._routed(sublayer_input, prefix, experts)
+            else self._feed_experts(sublayer_input, prefix, experts)
         )
-        x = x + (self._norm(fed, prefix + tn.SUBLAYER_NORM) if self._config.sublayer_norms else fed)
+        x = x + (self._norm(output, prefix + tn.SUBLAYER_NORM) if self._config.sublayer_norms else output)
         if self._config.layer_inputs:
-            gated = self._activate(self._linear(x, prefix + tn.INPUT_GATE)) * self._inputs[:, layer]
-            x = x + self._norm(self._linear(gated, prefix + tn.INPUT_DENSE), prefix + tn.INPUT_NORM)
+            inner = self._activate(self._linear(x, prefix + tn.INPUT_GATE)) * self._inputs[:, layer]
+            x = x + self._norm(self._linear(inner, prefix + tn.INPUT_DENSE), prefix + tn.INPUT_NORM)
             x = x * self._checkpoint.float32(prefix + tn.LAYER_SCALE)
         return x if pre_norm else self._norm(x, f"{prefix}output.LayerNorm")
 
-    def _mixed(self, x: Floats, layer: int, bias: Floats | None) -> Floats:
+    def _mix(self, x: Floats, layer: int, bias: Floats | None) -> Floats:
         prefix = f"encoder.layer.{self._config.stored_layer(layer)}."
         convolution = self._config.attention_of(layer).convolution
         if convolution is None:
@@ -112,8 +112,8 @@ class _Reference:
         taps, offset = (
             self._checkpoint.float32(f"{prefix}{tn.CONVOLUTION_TAPS}.{part}") for part in ("weight", "bias")
         )
-        padded = np.pad(b * x, ((convolution.taps - 1 - convolution.after, convolution.after), (0, 0)))
-        windows = np.lib.stride_tricks.sliding_window_view(padded, convolution.taps, axis=0)  # [L, hidden, taps]
+        rows = np.pad(b * x, ((convolution.taps - 1 - convolution.after, convolution.after), (0, 0)))
+        windows = np.lib.stride_tricks.sliding_window_view(rows, convolution.taps, axis=0)  # [L, hidden, taps]
         return self._linear(c * ((windows * taps[:, 0]).sum(-1) + offset), prefix + tn.CONVOLUTION_OUT)
 
     def _feed_forward(self, x: Floats, prefix: str) -> Floats:
@@ -124,8 +124,8 @@ class _Reference:
             inner = self._activate(inner)
         return self._linear(inner, f"{prefix}output.dense")
 
-    def _routed(self, x: Floats, prefix: str, experts: Experts) -> Floats:
-        """Every expert computes every row; weights of those that a row does not pass are zeros."""
+    def _feed_experts(self, x: Floats, prefix: str, experts: Experts) -> Floats:
+        """The experts' sum: each computes every row, with weight 0 where a row does not pass it."""
         logits = x @ self._checkpoint.float32(prefix + tn.ROUTER).T
         weights = np.exp(logits - logits.max(-1, keepdims=True))
         weights /= weights.sum(-1, keepdims=True)
@@ -141,7 +141,7 @@ class _Reference:
 
     def _product(self, x: Floats, weight: Floats, bias: Floats, name: str) -> Floats:
         if self._int8 and name.startswith("encoder.layer."):
-            return product(quantized_rows(x), quantized_weight(weight, name), bias)
+            return product(quantize_rows(x), quantize_weight(weight, name), bias)
         y: Floats = x @ weight.T + bias
         return y
 
@@ -212,7 +212,7 @@ class _Reference:
     def _rows(self, name: str, index: npt.NDArray[np.signedinteger] | slice) -> Floats:
         stored = self._checkpoint.stored(name)
         rows = type(stored)(stored.array[index], stored.dtype).float32()  # converts only the rows that are read
-        added = self._added(name)
+        added = self._addition(name)
         if added is not None:
             rows = rows + added[0][index] @ added[1]
         return rows
@@ -220,12 +220,12 @@ class _Reference:
     def _linear(self, x: Floats, name: str) -> Floats:
         weight, bias = (self._checkpoint.float32(f"{name}.{kind}") for kind in ("weight", "bias"))
         y = self._product(x, weight, bias, f"{name}.weight")
-        added = self._added(f"{name}.weight")
+        added = self._addition(f"{name}.weight")
         if added is not None:
             y += x @ added[1].T @ added[0].T
         return y
 
-    def _added(self, name: str) -> tuple[Floats, Floats] | None:
+    def _addition(self, name: str) -> tuple[Floats, Floats] | None:
         """The two matrices whose product the adapter adds to a weight; None: nothing."""
         low_rank, adapters = self._checkpoint.low_rank(name), self._config.adapters
         if self._adapter < 0 or low_rank is None or adapters is None:
@@ -349,7 +349,7 @@ def tasks_never_finite(model: Model, encoder: Encoder) -> Task:
     texts = np.array_split(spread_ids(model.config, TEXTS * LENGTH), TEXTS)
     batch = pack([np.concatenate([special, text])[: model.max_input_length] for text in texts if len(text)])
     never = NO_TASK
-    for task, rows in encoder.wait(encoder.submit(batch.wanting(model.tasks))).items():
+    for task, rows in encoder.wait(encoder.submit(batch.with_tasks(model.tasks))).items():
         if all(rows.slice(index, index + 1).first_not_finite() is not None for index in range(rows.sequences)):
             never |= task
     return never

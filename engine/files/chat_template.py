@@ -39,11 +39,11 @@ class PairText:
     instructed: tuple[str, str] | None = None  # around an instruction, in place of `before`; None: it takes none
 
     def with_instruction(self, instruction: str) -> PairText:
-        """The same with an instruction of a request. Only where there is `instructed`."""
+        """Replaces the text before a query by one with an instruction. Requires `instructed`."""
         assert self.instructed is not None  # noqa: S101 - callers check
         return dataclasses.replace(self, before=instruction.join(self.instructed))
 
-    def joined(self, query: str, document: str) -> str:
+    def join(self, query: str, document: str) -> str:
         return f"{self.before}{query}{self.between}{document}{self.after}"
 
 
@@ -100,8 +100,8 @@ def read_pair_text(
         return pair_text
     head, _, rest = texts[0].partition(INSTRUCTIONS[0])
     around = head, rest.partition(query)[0]
-    wanted = [dataclasses.replace(pair_text, before=each.join(around)).joined(query, document) for each in INSTRUCTIONS]
-    return dataclasses.replace(pair_text, instructed=around if texts == wanted else None)
+    expected = [dataclasses.replace(pair_text, before=each.join(around)).join(query, document) for each in INSTRUCTIONS]
+    return dataclasses.replace(pair_text, instructed=around if texts == expected else None)
 
 
 def read_decision_text(path: Path, source: str, *, variables: Mapping[str, Any]) -> PairText:
@@ -125,13 +125,13 @@ def _text_around(
     """The text around two texts, by what a template makes of `rendering`. Raises as `read_pair_text`."""
     query, document = SENTINELS
     pairs = (SENTINELS, (query, ""), ("", document), *probes)
-    first, without_document, without_query, *probed = _render(path, source, [rendering(*pair) for pair in pairs])
+    first, without_document, without_query, *results = _render(path, source, [rendering(*pair) for pair in pairs])
     if first in (without_document, without_query):
         raise TakesNoPair(f"{path}: the chat template does not take a query and a document")
     before, _, rest = first.partition(query)
     between, place, after = rest.partition(document)
     pair_text = PairText(before, between, after)
-    if not place or probed != [pair_text.joined(*probe) for probe in probes]:
+    if not place or results != [pair_text.join(*probe) for probe in probes]:
         raise UnsupportedModel(
             f"{path}: a chat template that does more than put text around a query and then a document is not supported"
         )

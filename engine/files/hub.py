@@ -126,31 +126,31 @@ def _download(
         # The cache keeps snapshots in folders named by commit.
         return Location(folder, model, folder.name if re.fullmatch(r"[0-9a-f]{40}", folder.name) else revision)
 
-    named = f"{model} at revision {revision}" if revision else model
+    description = f"{model} at revision {revision}" if revision else model
     try:
-        cached: Path | None = snapshot(local_files_only=True)
+        snapshot_folder: Path | None = snapshot(local_files_only=True)
     except Exception:  # noqa: BLE001  # not cached completely; the download reports a wrong id
-        cached = None
-    if cached is not None and _is_complete(cached):
-        log.info("%s is in the cache (%s); the hub is not asked for a newer one", named, cached)
-        return location(cached)
+        snapshot_folder = None
+    if snapshot_folder is not None and _is_complete(snapshot_folder):
+        log.info("%s is in the cache (%s); the hub is not asked for a newer one", description, snapshot_folder)
+        return location(snapshot_folder)
     if not constants.HF_HUB_OFFLINE:
-        log.info("%s is not in the cache; asking the hub (%s)", named, constants.ENDPOINT)
+        log.info("%s is not in the cache; asking the hub (%s)", description, constants.ENDPOINT)
     try:
         hooks = get_session().event_hooks["request"]
         if _limit_wait not in hooks:
             hooks.append(_limit_wait)
         return location(snapshot(local_files_only=False))
     except Exception as error:  # the hub's client raises its own, httpx's and OSErrors
-        if cached is not None:
-            return location(cached)
+        if snapshot_folder is not None:
+            return location(snapshot_folder)
         packaged = packaged_default() if model == DEFAULT_MODEL_ID and revision is None else None
         if packaged is None:
             organization = (
                 "" if "/" in model else f"; the name has no organization, as in sentence-transformers/{model}"
             )
             raise ModelNotFound(
-                f"{named} is neither a folder nor in the local cache, and could not be fetched from the hub: "
+                f"{description} is neither a folder nor in the local cache, and could not be fetched from the hub: "
                 f"{_reason(error)}{organization}"
             ) from error
         return Location(packaged, model, None, (f"the hub could not be reached; using the packaged copy of {model}",))

@@ -86,7 +86,7 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """One row of a table."""
+    """Row of a table of keys."""
 
     verdict: Verdict
     note: str  # its effect here; why it is irrelevant; or the effect that is not supported

@@ -1,4 +1,4 @@
-"""One table for each kind of JSON file in a checkpoint: every key that the libraries read, and what becomes of it here.
+"""A table for each kind of JSON file in a checkpoint: the keys that the libraries read, and what becomes of them here.
 
 The libraries are sentence-transformers 5.1 and 6.2, transformers 4.57 and 5.23, and tokenizers. docs/checkpoints.md
 shows the tables; tests/engine/test_key_tables.py walks them against the installed libraries.

@@ -18,7 +18,7 @@ def main() -> None:
     """Read a template, and variables for each rendering; write the texts, or what is wrong."""
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     resource.setrlimit(resource.RLIMIT_CPU, (CPU_S, CPU_S))
-    asked = json.load(sys.stdin)
+    request = json.load(sys.stdin)
     try:
         import jinja2
         from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -43,8 +43,8 @@ def main() -> None:
     environment.filters["tojson"] = tojson
     environment.globals["raise_exception"] = refuse
     try:
-        template = environment.from_string(asked["source"])
-        texts = [template.render(**variables) for variables in asked["renderings"]]
+        template = environment.from_string(request["source"])
+        texts = [template.render(**variables) for variables in request["renderings"]]
     except MemoryError:
         json.dump({"error": f"it takes more than {MEMORY_BYTES >> 20} MiB"}, sys.stdout)
     except Exception as error:  # noqa: BLE001 - whatever a template does is an error of the template

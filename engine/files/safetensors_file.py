@@ -29,7 +29,7 @@ FLOATS = ("F64", "F32", "F16", "BF16")
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """One tensor as it is stored."""
+    """Tensor as it is stored."""
 
     array: npt.NDArray[Any]  # a view of the mapped file; uint16 for bfloat16
     dtype: str  # the format's tag: "F32", "F16", "BF16", …

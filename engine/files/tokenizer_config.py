@@ -122,7 +122,7 @@ class TokenizerConfig:
 
 @dataclass(frozen=True, slots=True)
 class TokenizerClass:
-    """One of transformers' classes: it builds a tokenizer from a vocabulary and fields."""
+    """Class of transformers: it builds a tokenizer from a vocabulary and fields."""
 
     model: str  # the type of tokenizer.json's model
     parts: Callable[[TokenizerConfig, Part], dict[str, Part | None]]  # normalizer, pre_tokenizer, fields of the model
@@ -333,17 +333,17 @@ def read_tokenizer_config(
     path, overrides = folder / "tokenizer_config.json", overrides or {}
     fields = read_optional(path)
     notices = check_tokenizer_keys(path, fields)
-    named = fields.get("tokenizer_class") or config.get("tokenizer_class")
+    class_name = fields.get("tokenizer_class") or config.get("tokenizer_class")
     fields = {**fields, **overrides}
-    kind = _kind(path, named, str(config.get("model_type")))
+    kind = _kind(path, class_name, str(config.get("model_type")))
     _rename_extra(fields)
     added = fields.get("added_tokens_decoder")
     map_path, older = folder / "special_tokens_map.json", dict[int, SpecialToken]()
     if added is None:
         if map_path.is_file():
-            mapped = read_object(map_path)
-            notices += check_tokenizer_keys(map_path, mapped)
-            fields |= {name: value for name, value in mapped.items() if not overrides.get(name)}
+            map_fields = read_object(map_path)
+            notices += check_tokenizer_keys(map_path, map_fields)
+            fields |= {name: value for name, value in map_fields.items() if not overrides.get(name)}
         older = _older(folder / "added_tokens.json", fields)
         if "extra_special_tokens" not in fields:
             _rename_extra(fields)
@@ -357,7 +357,7 @@ def read_tokenizer_config(
     return TokenizerConfig(
         path=path,
         kind=kind,
-        stated=named is not None and str(named) not in GENERIC_CLASSES,
+        stated=class_name is not None and str(class_name) not in GENERIC_CLASSES,
         fields=fields,
         special=_named_tokens(path, fields, own),
         extra=_extra_tokens(path, fields, own),
@@ -373,27 +373,27 @@ def read_tokenizer_config(
     ), notices
 
 
-def _kind(path: Path, named: object, model_type: str) -> str:
+def _kind(path: Path, class_name: object, model_type: str) -> str:
     """The key of CLASSES, or "" for the generic class, chosen as AutoTokenizer does. Raises UnsupportedModel."""
     if model_type in ALWAYS_GENERIC:
         return ""
     if model_type in ALWAYS_OF_CLASS:
         return ALWAYS_OF_CLASS[model_type]
-    name = CLASS_OF_MODEL_TYPE.get(model_type, "") if named is None else str(named)
+    name = CLASS_OF_MODEL_TYPE.get(model_type, "") if class_name is None else str(class_name)
     name = name if name in GENERIC_CLASSES else name.removesuffix("Fast")
     name = ALIASES.get(name, name)
     if name in REFUSED_CLASSES:
         raise UnsupportedModel(
-            f"{path}: tokenizer_class {named} is not supported; supported: {', '.join((*CLASSES, *ALIASES))}, and "
+            f"{path}: tokenizer_class {class_name} is not supported; supported: {', '.join((*CLASSES, *ALIASES))}, and "
             "PreTrainedTokenizerFast, which takes tokenizer.json as it stands"
         )
     return name if name in CLASSES else ""
 
 
 def check_tokenizer_keys(path: Path, fields: Fields, table: Table = TOKENIZER_CONFIG) -> tuple[str, ...]:
-    """Like check_keys. Any further name of a token is one key of the table."""
-    named = {"*_token" if _is_further(name, value) else name: value for name, value in fields.items()}
-    return check_keys(path, named, table)
+    """Check the keys of a file. Any further name of a token is one key of the table."""
+    keys = {"*_token" if _is_further(name, value) else name: value for name, value in fields.items()}
+    return check_keys(path, keys, table)
 
 
 def _is_further(name: str, value: object) -> bool:
@@ -409,14 +409,14 @@ def _rename_extra(fields: dict[str, Any]) -> None:
 
 def _named_tokens(path: Path, fields: Fields, own: TokenizerClass | None) -> dict[str, SpecialToken]:
     """The special tokens that have a name, in the library's order."""
-    stated = {name: fields[name] for name in ATTRIBUTES if name in fields}
+    values = {name: fields[name] for name in ATTRIBUTES if name in fields}
     usual = {} if own is None else own.special
-    for name, value in stated.items():
+    for name, value in values.items():
         if value is None and name in usual and (own is None or not own.optional):
             raise UnsupportedModel(f"{path}: {name} null is not supported for this class; supported: a token")
     tokens = {}
     for name in ATTRIBUTES:
-        value = stated.get(name, usual.get(name))
+        value = values.get(name, usual.get(name))
         if value is not None:
             tokens[name] = SpecialToken.of(path, value)
             if isinstance(value, str) and own is not None:
@@ -450,9 +450,9 @@ def _older(path: Path, fields: Fields) -> dict[int, SpecialToken]:
 
 
 def _max_length(fields: Fields) -> int | None:
-    stated = fields.get("model_max_length", fields.get("max_len"))
-    if isinstance(stated, (int, float)) and 0 < stated < NO_LENGTH_LIMIT:
-        return int(stated)
+    length = fields.get("model_max_length", fields.get("max_len"))
+    if isinstance(length, (int, float)) and 0 < length < NO_LENGTH_LIMIT:
+        return int(length)
     return None
 
 
@@ -552,13 +552,13 @@ def _added_tokens(path: Path, stored: Part, config: TokenizerConfig) -> Iterable
     """The added tokens in transformers' order: by their ids, then those that have none yet."""
     own = stored.get("added_tokens") or []
     by_id = {entry["id"]: SpecialToken.of(path, entry, special=False) for entry in own}
-    listed = {**config.older, **by_id} if config.added is None else config.added
-    known = {token.content: token for token in listed.values()}
+    tokens = {**config.older, **by_id} if config.added is None else config.added
+    known = {token.content: token for token in tokens.values()}
     names = {token.content for token in config.special.values()}
     new = {token.content: known.get(token.content, token) for token in (*config.special.values(), *config.extra)}
     # The generic class keeps tokenizer.json's other tokens.
     present = set(known) | (set() if config.kind else {token.content for token in by_id.values()})
-    for _, token in sorted(listed.items()):
+    for _, token in sorted(tokens.items()):
         yield token._replace(special=token.special or token.content in names)
     yield from (token for content, token in new.items() if content not in present)
 

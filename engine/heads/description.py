@@ -177,14 +177,14 @@ class MultiVector:
     @property
     def longest(self) -> int:
         """The most tokens of a query or a document. Call it on what `within` returns."""
-        filled = self.query.expansion.length if self.query.expansion else 0
-        return max(filled, self.query.length or 0, self.document.length or 0)
+        expansion = self.query.expansion.length if self.query.expansion else 0
+        return max(expansion, self.query.length or 0, self.document.length or 0)
 
     @property
     def longest_pair(self) -> int:
         """The most tokens of a query and a document. Call it on what `within` returns."""
-        filled = self.query.expansion.length if self.query.expansion else 0
-        return max(filled, self.query.length or 0) + (self.document.length or 0)
+        expansion = self.query.expansion.length if self.query.expansion else 0
+        return max(expansion, self.query.length or 0) + (self.document.length or 0)
 
     @property
     def pools(self) -> bool:

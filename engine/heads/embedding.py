@@ -98,7 +98,7 @@ class DenseLayer:
         return y if self.norm is None else self.norm(y)
 
 
-def normalized(x: Floats) -> Floats:
+def normalize_rows(x: Floats) -> Floats:
     """Rows of length 1; a row of zeros stays zeros. float32 [B, columns] → float32 [B, columns]."""
     # sentence-transformers, too, divides by max(norm, 1e-12).
     y: Floats = x / np.maximum(np.sqrt(np.einsum("ij,ij->i", x, x)), np.float32(1e-12))[:, None]
@@ -117,7 +117,7 @@ def load_modules(folder: Path, modules: Sequence[pooling.Module]) -> tuple[Calla
 
 def _load_module(folder: Path, module: pooling.Module) -> Callable[[Floats], Floats]:
     if isinstance(module, pooling.Normalize):
-        return normalized
+        return normalize_rows
     if isinstance(module, pooling.Quantize):
         return _whole_numbers
     if isinstance(module, pooling.LayerNorm):
@@ -158,15 +158,15 @@ class EmbeddingHead:
         `rows` are those of `through`. `linear` makes the products of layers without a residual, of a weight, a bias and
         an activation; None: numpy's.
         """
-        loaded = load_modules(folder, modules)
+        steps = load_modules(folder, modules)
         if linear is not None:
-            loaded = tuple(
+            steps = tuple(
                 linear(module.weight, module.bias, module.activation)
                 if isinstance(module, DenseLayer) and not module.residual
                 else module
-                for module in loaded
+                for module in steps
             )
-        self._modules = loaded
+        self._modules = steps
         self._rows = rows
 
     def __call__(

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from embert.engine.batch import PackedBatch, TaskOutput, cumulative
 from embert.engine.heads.description import MultiVector, Role
-from embert.engine.heads.embedding import normalized
+from embert.engine.heads.embedding import normalize_rows
 from embert.engine.tasks import Task
 
 Floats = npt.NDArray[np.float32]
@@ -42,21 +42,21 @@ def attended_tokens(batch: PackedBatch, token: int | None) -> npt.NDArray[np.int
     `token` is that of the expansion. A run of it at a sequence's end is not attended to if the sequence requests MULTI
     or the batch has queries. A sequence that consists of nothing else is attended to as a whole.
     """
-    scored = batch.is_query is not None
-    if token is None or not (scored or Task.MULTI in batch.wanted) or not batch.tokens:
+    has_queries = batch.is_query is not None
+    if token is None or not (has_queries or Task.MULTI in batch.wanted) or not batch.tokens:
         return None
     starts = batch.cu_seqlens[:-1]
     others = np.where(batch.ids != token, np.arange(batch.tokens, dtype=np.int32), -1)
     attended = np.maximum.reduceat(others, starts) + 1 - starts  # up to the last other token
     lengths = np.diff(batch.cu_seqlens)
-    wants = np.full(batch.sequences, scored)
+    wants = np.full(batch.sequences, has_queries)
     wants[batch.sequences_of(Task.MULTI)] = True
     attended = np.where(wants & (attended > 0), attended, lengths).astype(np.int32)
     return None if (attended == lengths).all() else attended
 
 
-def pooled(vectors: Floats, role: Role) -> Floats:
-    """The vectors of one text, float32 [n, columns], after the pooling of its role, if that has one.
+def pool(vectors: Floats, role: Role) -> Floats:
+    """Pools the vectors of one text, float32 [n, columns], if its role has a pooling.
 
     Ward's clusters of 1 - cosine, in the order that scipy gives them.
     """
@@ -74,14 +74,14 @@ def pooled(vectors: Floats, role: Role) -> Floats:
         sums = np.zeros((len(counts), free.shape[1]), np.float32)
         np.add.at(sums, numbers, free)
         vectors = np.concatenate([vectors[: pooling.protected], sums / counts[:, None].astype(np.float32)])
-    return normalized(vectors) if pooling.normalize else vectors
+    return normalize_rows(vectors) if pooling.normalize else vectors
 
 
-def pooled_texts(rows: TaskOutput, role: Role) -> TaskOutput:
-    """The same for the vectors of several texts."""
+def pool_texts(rows: TaskOutput, role: Role) -> TaskOutput:
+    """Pools the vectors of several texts."""
     if role.pooling is None:
         return rows
-    texts = [pooled(rows.slice(text, text + 1).values, role) for text in range(rows.sequences)]
+    texts = [pool(rows.slice(text, text + 1).values, role) for text in range(rows.sequences)]
     values = np.concatenate(texts) if texts else rows.values
     return TaskOutput(values, cumulative(np.array([len(text) for text in texts], np.int32)))
 
@@ -132,8 +132,8 @@ class Scoring:
         if Task.CLASSIFY in rows:
             scores = self._from_parts(rows[Task.CLASSIFY].values)
             return rows | {Task.CLASSIFY: TaskOutput.one_each(scores[:, None])}
-        scored = {Task.CLASSIFY: TaskOutput.one_each(self._from_vectors(rows[Task.MULTI].values)[:, None])}
-        return scored | ({Task.MULTI: rows[Task.MULTI].taken(self.others)} if len(self.others) else {})
+        result = {Task.CLASSIFY: TaskOutput.one_each(self._from_vectors(rows[Task.MULTI].values)[:, None])}
+        return result | ({Task.MULTI: rows[Task.MULTI].take(self.others)} if len(self.others) else {})
 
     def _from_parts(self, parts: Floats) -> Floats:
         """Scores [n] from sums over some vectors of a query each: [n, parts], added in their order."""
@@ -149,10 +149,10 @@ class Scoring:
 
         @functools.lru_cache(1)  # documents of one query follow each other
         def query(first: int, count: int) -> Floats:
-            return pooled(vectors[first : first + count], self.head.query)
+            return pool(vectors[first : first + count], self.head.query)
 
         scores = np.empty(len(self.spans), np.float32)
         for number, (of_query, query_count, first, count) in enumerate(self.spans.tolist()):
-            document = pooled(vectors[first : first + count], self.head.document)
+            document = pool(vectors[first : first + count], self.head.document)
             scores[number] = max_sim(query(of_query, query_count), document, self.head)
         return scores

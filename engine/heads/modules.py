@@ -93,17 +93,17 @@ def read_modules(folder: Path, *, pooling: str | None = None) -> Modules | None:
     path = folder / "modules.json"
     if not path.is_file():
         return None
-    listed = read_json(path)
+    modules = read_json(path)
     if (
-        not isinstance(listed, list)
-        or not listed
+        not isinstance(modules, list)
+        or not modules
         or not all(
             isinstance(module, dict) and isinstance(module.get("type"), str) and isinstance(module.get("path"), str)
-            for module in listed
+            for module in modules
         )
     ):
         raise BrokenModel(f"{path} must list objects with a type and a path, and at least one of them")
-    for module in listed:
+    for module in modules:
         inside(path, module["path"])
 
     kinds: list[str] = []
@@ -112,7 +112,7 @@ def read_modules(folder: Path, *, pooling: str | None = None) -> Modules | None:
     after_pooling: list[Module] = []
     token_dense: list[Dense] = []
     token_pooling: tuple[TokenPooling | None, TokenPooling | None] = (None, None)
-    for module in listed:
+    for module in modules:
         previous = kinds[-1] if kinds else ""
         kind = _kind(folder, module, previous)
         if previous not in FOLLOWS.get(kind, ()) or (kind in kinds and kind not in (*AFTER_POOLING, "token Dense")):
@@ -146,7 +146,7 @@ def read_modules(folder: Path, *, pooling: str | None = None) -> Modules | None:
             mask = read_mask(folder / module["path"] / "config.json")
         elif kind == "HierarchicalTokenPooling":
             token_pooling = read_token_pooling(folder / module["path"] / "config.json")
-    if token_dense and not _is_pylate(folder, listed):
+    if token_dense and not _is_pylate(folder, modules):
         for kind in ("MultiVectorMask", "token Normalize"):
             if kind not in kinds:
                 raise UnsupportedModel(
@@ -175,7 +175,7 @@ def read_modules(folder: Path, *, pooling: str | None = None) -> Modules | None:
         mask=mask,
         token_pooling=token_pooling,
         logit_score=logit_score,
-        notices=(*_check_keys(folder, listed), *transformer_module.notices),
+        notices=(*_check_keys(folder, modules), *transformer_module.notices),
     )
 
 
@@ -234,16 +234,16 @@ def _splade_pooling(path: Path) -> bool:
     return SPLADE_ACTIVATIONS[activation]
 
 
-def _is_pylate(folder: Path, listed: list[dict[str, Any]]) -> bool:
+def _is_pylate(folder: Path, modules: list[dict[str, Any]]) -> bool:
     """True if masking and normalizing are left to PyLate's code."""
-    stated = read_optional(folder / "config_sentence_transformers.json").get("model_type") == "ColBERT"
-    return stated or any(module["type"] == PYLATE_DENSE for module in listed)
+    is_colbert = read_optional(folder / "config_sentence_transformers.json").get("model_type") == "ColBERT"
+    return is_colbert or any(module["type"] == PYLATE_DENSE for module in modules)
 
 
-def _check_keys(folder: Path, listed: list[dict[str, Any]]) -> list[str]:
+def _check_keys(folder: Path, modules: list[dict[str, Any]]) -> list[str]:
     """Check modules.json and each module's config.json against the tables of keys. Returns sentences for the log."""
     notices: dict[str, None] = {}  # in order, each once
-    for module in listed:
+    for module in modules:
         notices |= dict.fromkeys(check_keys(folder / "modules.json", module, MODULES))
         path, table = folder / module["path"] / "config.json", MODULE_CONFIGS.get(module["type"].rpartition(".")[2])
         if table is not None and module["path"] and path.is_file():

@@ -65,9 +65,9 @@ def read_pooling(path: Path, *, replaced: bool = False) -> PoolingModule:
     elif isinstance(modes, str):
         modes = [modes]
     if not isinstance(modes, list) or not modes or not all(isinstance(mode, str) and mode in MODES for mode in modes):
-        named = " + ".join(map(str, modes)) if isinstance(modes, list) else repr(modes)
+        names = " + ".join(map(str, modes)) if isinstance(modes, list) else repr(modes)
         raise UnsupportedModel(
-            f"{path}: pooling_mode {named or '[]'} is not supported; supported: {', '.join(MODES)}, or several of them "
+            f"{path}: pooling_mode {names or '[]'} is not supported; supported: {', '.join(MODES)}, or several of them "
             "in a list"
         )
     return PoolingModule("+".join(MODES[mode] for mode in modes), include_prompt)

@@ -49,7 +49,7 @@ def scores(logits: Floats, activation: str) -> Floats:
     return y.astype(np.float32)
 
 
-def ranked(logits: Floats, activation: str, top_n: int | None = None) -> list[Ranked]:
+def rank(logits: Floats, activation: str, top_n: int | None = None) -> list[Ranked]:
     """The texts of logits [n], best first; equals in the order given. `top_n` keeps the best."""
     values = scores(logits[:, None], activation)[:, 0]
     order = np.argsort(-logits, kind="stable")[:top_n]
@@ -57,7 +57,7 @@ def ranked(logits: Floats, activation: str, top_n: int | None = None) -> list[Ra
 
 
 def best_labels(logits: Floats, activation: str, labels: Sequence[str]) -> list[list[LabelScore]]:
-    """All labels for each text of logits [n, labels], best first; equals in the order of `labels`."""
+    """Sorts all labels for each text of logits [n, labels], best first; equals in the order of `labels`."""
     order = np.argsort(-logits, axis=1, kind="stable")
     values = np.take_along_axis(scores(logits, activation), order, axis=1)
     return [

@@ -1,6 +1,6 @@
 """Heads on the rows of a sequence's tokens, in numpy: pooled rows and sparse vectors.
 
-Encoders compute the pooling modes of POOLINGS themselves; `pooled_rows` computes the others.
+Encoders compute the pooling modes of POOLINGS themselves; `pool_rows` computes the others.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Floats = npt.NDArray[np.float32]
 Ints = npt.NDArray[np.integer]
 
 
-def pooled_rows(hidden: Floats, offsets: Ints, pooling: str, prompt_tokens: Ints | None = None) -> Floats:
+def pool_rows(hidden: Floats, offsets: Ints, pooling: str, prompt_tokens: Ints | None = None) -> Floats:
     """float32 [T, hidden] → float32 [n, hidden · modes], by `Model.pooling`.
 
     Sequence i has the rows offsets[i] … offsets[i + 1] - 1, at least one; its first prompt_tokens[i] rows are not
@@ -52,7 +52,7 @@ def pooled_rows(hidden: Floats, offsets: Ints, pooling: str, prompt_tokens: Ints
     counts = np.maximum(lengths - skipped, 1)[:, None].astype(np.float32)
     roots: Floats = np.sqrt(counts)
 
-    def weighted() -> Floats:
+    def weighted_mean() -> Floats:
         # Weights count from the first token, also where a prompt's tokens are not pooled.
         weights = (positions + 1).astype(np.float32)
         weight_sums = np.add.reduceat(np.where(mask, weights, np.float32(0)), starts)
@@ -65,7 +65,7 @@ def pooled_rows(hidden: Floats, offsets: Ints, pooling: str, prompt_tokens: Ints
         "max": largest,
         "mean": lambda: sums(ones) / counts,
         "mean_sqrt_len_tokens": lambda: sums(ones) / roots,
-        "weightedmean": weighted,
+        "weightedmean": weighted_mean,
         "last-token": last,
     }
     rows = [modes[mode]() for mode in modes_of(pooling)]

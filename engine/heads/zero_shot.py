@@ -56,9 +56,9 @@ def hypotheses(template: str, labels: Sequence[str], param: str = "hypothesis_te
         pieces = [*string.Formatter().parse(template)]
     fields = [index for index, piece in enumerate(pieces) if piece[1] is not None]
     if len(fields) != 1 or pieces[fields[0]][1:] != ("", "", None):
-        shown = repr(template)
-        shown = shown if len(shown) <= _SHOWN_CHARACTERS else f"{shown[:_SHOWN_CHARACTERS]}…"
-        raise InputError(f"must have {{}} once, where the label goes; it is {shown}", param=param)
+        description = repr(template)
+        description = description if len(description) <= _SHOWN_CHARACTERS else f"{description[:_SHOWN_CHARACTERS]}…"
+        raise InputError(f"must have {{}} once, where the label goes; it is {description}", param=param)
     before, after = ("".join(text for text, *_ in part) for part in (pieces[: fields[0] + 1], pieces[fields[0] + 1 :]))
     return [f"{before}{label}{after}" for label in labels]
 
@@ -66,7 +66,7 @@ def hypotheses(template: str, labels: Sequence[str], param: str = "hypothesis_te
 def zero_shot_labels(
     logits: npt.NDArray[np.float32], labels: Sequence[str], entailment: int, *, multi_label: bool
 ) -> list[LabelScore]:
-    """All labels of one text, best first. `logits` are float32 [labels, classes], `entailment` one of the classes.
+    """Sorts all labels of a text, best first. `logits` are float32 [labels, classes], `entailment` one of the classes.
 
     The scores add up to 1; with `multi_label`, or one label, each is the probability of entailment against
     contradiction. Of equals the later one comes first, as in the pipeline.

@@ -111,12 +111,12 @@ def check_config(path: Path) -> tuple[str, ...]:
         )
     code = fields.get("auto_map")
     directs = fields.get("use_bidirectional_attention") is not None or fields.get("is_causal") is not None
-    named = [str(code[name]) for name in code if name.startswith("AutoModel")] if isinstance(code, dict) else []
+    classes = [str(code[name]) for name in code if name.startswith("AutoModel")] if isinstance(code, dict) else []
     directs = directs or decoder.attends_both_ways(ConfigFile(path, fields))
-    if named and not directs and fields["model_type"] in DECODERS:
+    if classes and not directs and fields["model_type"] in DECODERS:
         notices += (
-            f"{path}: auto_map names code of the model's own ({named[0]}), which is not run: the model is computed as "
-            f"transformers' {fields['model_type']}, with causal attention; if that code attends in both directions, "
+            f"{path}: auto_map names code of the model's own ({classes[0]}), which is not run: the model is computed "
+            f"as transformers' {fields['model_type']}, with causal attention; if that code attends in both directions, "
             "state is_causal false",
         )
     return notices

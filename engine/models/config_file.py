@@ -34,24 +34,24 @@ class ConfigFile:
         """Parse a file. Raises BrokenModel if it is not a JSON object."""
         return cls(path, read_object(path))
 
-    def renamed(self, names: Mapping[str, str]) -> ConfigFile:
-        """The same file, read by a model type whose names for BERT's fields are these."""
+    def rename(self, names: Mapping[str, str]) -> ConfigFile:
+        """Returns the file for a model type whose names for BERT's fields are these."""
         return dataclasses.replace(self, names=names)
 
     def with_fields(self, **fields: Any) -> ConfigFile:
-        """The same file with fields that the model type's code fixes, regardless of the file."""
+        """Adds fields that the model type's code fixes, regardless of the file."""
         return dataclasses.replace(self, fields={**self.fields, **fields})
 
     def with_missing(self, **fields: Any) -> ConfigFile:
-        """The same file with fields that it lacks; null is not a value, and stays."""
+        """Adds fields that the file lacks; null is not a value, and stays."""
         return self.with_fields(**{**fields, **self.fields})
 
     def with_defaults(self, **fields: Any) -> ConfigFile:
-        """The same file with fields that it lacks, or that are null in it."""
+        """Adds fields that the file lacks, or that are null in it."""
         return self.with_fields(**{name: value for name, value in fields.items() if self.fields.get(name) is None})
 
-    def flattened(self, field: str, supported: tuple[str, ...]) -> ConfigFile:
-        """The same file with the fields of the object `field` in addition to its own, called "field.inner".
+    def flatten(self, field: str, supported: tuple[str, ...]) -> ConfigFile:
+        """Adds the fields of the object `field`, called "field.inner".
 
         There are none without the object. Raises BrokenModel for what is not an object, UnsupportedModel for fields
         in it that are not `supported`.
@@ -117,5 +117,5 @@ class ConfigFile:
 
     def unsupported(self, field: str, value: object, supported: tuple[object, ...]) -> UnsupportedModel:
         """The error for a value that no encoder here computes."""
-        listed = ", ".join(map(repr, supported))
-        return UnsupportedModel(f"{self.path}: {self.name(field)} {value!r} is not supported; supported: {listed}")
+        names = ", ".join(map(repr, supported))
+        return UnsupportedModel(f"{self.path}: {self.name(field)} {value!r} is not supported; supported: {names}")

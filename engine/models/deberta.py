@@ -125,11 +125,11 @@ def _read_disentangled(config: ConfigFile, parts: set[str]) -> Disentangled | No
 def _parts(config: ConfigFile) -> set[str]:
     """The parts of scores by distance: a list, or a text with | between them, or null."""
     stated = config.fields.get("pos_att_type")
-    listed = [name.strip() for name in stated.lower().split("|")] if isinstance(stated, str) else stated or []
+    kinds = [name.strip() for name in stated.lower().split("|")] if isinstance(stated, str) else stated or []
     supported = (CONTENT_TO_POSITION, POSITION_TO_CONTENT)
-    if not isinstance(listed, list) or not set(map(str, listed)) <= {*supported, "none", ""}:
+    if not isinstance(kinds, list) or not set(map(str, kinds)) <= {*supported, "none", ""}:
         raise config.unsupported("pos_att_type", stated, supported)
-    return {name for name in supported if name in listed}
+    return {name for name in supported if name in kinds}
 
 
 def _has_norm(config: ConfigFile) -> bool:

@@ -88,11 +88,11 @@ def read_llama(config: ConfigFile) -> EncoderConfig:
 def read_eurobert(config: ConfigFile) -> EncoderConfig:
     """EuroBERT: LLaMA's layers with attention in both directions."""
     config = config.with_missing(**EUROBERT)
-    described = llama_config(config.with_fields(is_causal=False))
+    encoder_config = llama_config(config.with_fields(is_causal=False))
     stated = config.one_of("classifier_pooling", tuple(EUROBERT_POOLINGS), "late")
     config.one_of("clf_pooling", (stated,), stated)  # the name in the authors' own code, which transformers ignores
     classification = Classification("dense", "classifier", "gelu", pooling=EUROBERT_POOLINGS[stated])
-    return described.with_tensors(
+    return encoder_config.with_tensors(
         classification=classification, token_classification=TOKEN_CLASSIFICATION, language_model=None
     )
 
@@ -127,15 +127,15 @@ def read_ministral3(config: ConfigFile) -> EncoderConfig:
     if isinstance(rope, dict):
         rope.pop("max_position_embeddings", None)  # as config.json states it next to rope_parameters
     kinds = [FULL if config.fields["sliding_window"] is None else SLIDING] * config.layers()
-    described = decoder_config(config.with_fields(**{field: rope}), (*ATTENTION, *FEED_FORWARD), kinds=kinds)
-    described = described.with_tensors(classification=CLASSIFICATION._replace(padding_id=MINISTRAL3_PADDING))
+    encoder_config = decoder_config(config.with_fields(**{field: rope}), (*ATTENTION, *FEED_FORWARD), kinds=kinds)
+    encoder_config = encoder_config.with_tensors(classification=CLASSIFICATION._replace(padding_id=MINISTRAL3_PADDING))
     if beta is None:
-        return described
-    read = config.flattened(field, tuple(stated))
+        return encoder_config
+    read = config.flatten(field, tuple(stated))
     scaling = LongQueries(
         read.number(f"{field}.llama_4_scaling_beta"), read.integer(f"{field}.original_max_position_embeddings")
     )
-    return dataclasses.replace(described, long_queries=scaling)
+    return dataclasses.replace(encoder_config, long_queries=scaling)
 
 
 def read_mistral3(config: ConfigFile) -> EncoderConfig:
@@ -148,12 +148,12 @@ def read_mistral3(config: ConfigFile) -> EncoderConfig:
         raise BrokenModel(f"{config.path}: text_config must be an object, found {text!r}")
     inner = ConfigFile(Path(f"{config.path}: text_config"), text)
     readers = {"ministral3": read_ministral3, "mistral": read_mistral}
-    described = readers[inner.one_of("model_type", tuple(readers), "ministral3")](inner)
+    encoder_config = readers[inner.one_of("model_type", tuple(readers), "ministral3")](inner)
     config.one_of("pooling", ("avg",), "avg")
     mapping = WeightMapping(PARTS, prefixes=("model.language_model.", "language_model.model.", "language_model."),
                             layers="layers.")  # fmt: skip
-    described = dataclasses.replace(described, model_type=config.fields["model_type"])
-    return described.with_tensors(
+    encoder_config = dataclasses.replace(encoder_config, model_type=config.fields["model_type"])
+    return encoder_config.with_tensors(
         mappings=(mapping,),
         classification=CLASSIFICATION._replace(pooling="mean"),
         token_classification=None,
@@ -171,9 +171,9 @@ def read_qwen3(config: ConfigFile) -> EncoderConfig:
     """Qwen3: heads of any size, whose queries and keys have norms."""
     config = config.with_missing(**QWEN, head_dim=128)
     without = FEED_FORWARD if config.one_of("attention_bias", (False, True), False) else (*ATTENTION, *FEED_FORWARD)
-    described = dataclasses.replace(decoder_config(config, without, kinds=_layer_types(config)), qk_norm=True)
+    encoder_config = dataclasses.replace(decoder_config(config, without, kinds=_layer_types(config)), qk_norm=True)
     projects = any(BOTH_WAYS in name for name in class_names(config))
-    return described.with_tensors(projection=PROJECTION if projects else "")
+    return encoder_config.with_tensors(projection=PROJECTION if projects else "")
 
 
 def read_pplx(config: ConfigFile) -> EncoderConfig:
@@ -181,9 +181,9 @@ def read_pplx(config: ConfigFile) -> EncoderConfig:
     return without_heads(read_qwen3(config.with_fields(is_causal=False)))
 
 
-def without_heads(described: EncoderConfig) -> EncoderConfig:
+def without_heads(encoder_config: EncoderConfig) -> EncoderConfig:
     """The description of a model type that only embeds."""
-    return described.with_tensors(classification=None, token_classification=None)
+    return encoder_config.with_tensors(classification=None, token_classification=None)
 
 
 def class_names(config: ConfigFile) -> tuple[str, ...]:

@@ -49,5 +49,5 @@ TENSORS = TensorNames(
 def read(config: ConfigFile) -> EncoderConfig:
     # HuggingFace's code fixes the epsilon; config.json does not state it.
     defaults = {FIELDS.get(name, name): value for name, value in {**DEFAULTS, "num_hidden_layers": 6}.items()}
-    config = config.renamed(FIELDS).with_missing(**defaults).with_fields(type_vocab_size=1, layer_norm_eps=1e-12)
+    config = config.rename(FIELDS).with_missing(**defaults).with_fields(type_vocab_size=1, layer_norm_eps=1e-12)
     return read_bert_like(config, TENSORS)

@@ -59,32 +59,32 @@ def read(config: ConfigFile) -> EncoderConfig:
         raise BrokenModel(f"{config.path}: text_config must be an object, found {stated!r}")
     text = ConfigFile(Path(f"{config.path}: text_config"), stated or {})
     text.one_of("model_type", ("embedding_gemma2_text",), "embedding_gemma2_text")
-    text = text.renamed({"hidden_act": "hidden_activation"}).with_missing(**DEFAULTS)
+    text = text.rename({"hidden_act": "hidden_activation"}).with_missing(**DEFAULTS)
     without = FEED_FORWARD if text.one_of("attention_bias", (False, True), False) else (*ATTENTION, *FEED_FORWARD)
     plain = text.with_fields(
         **dict.fromkeys(("rope_parameters", "rope_scaling", "rope_theta", "auto_map", "architectures")),
         model_type=config.fields["model_type"],
         is_causal=False,
     )
-    described = decoder_config(plain, without)
+    encoder_config = decoder_config(plain, without)
     # The last layer is FULL whatever the file says, as in transformers.
-    kinds = [*layer_types(text, described.layers)[:-1], FULL]
-    described = described.with_tensors(
+    kinds = [*layer_types(text, encoder_config.layers)[:-1], FULL]
+    encoder_config = encoder_config.with_tensors(
         mappings=(WeightMapping(PARTS, prefixes=(TEXT,), layers="layers."),),
-        absent=described.tensors.absent | {f"{name}.bias" for name in WITHOUT_BIAS},
+        absent=encoder_config.tensors.absent | {f"{name}.bias" for name in WITHOUT_BIAS},
         classification=None,
         token_classification=None,
         language_model=None,
         projection=f"{TEXT}embedding_projection",
     )
     return dataclasses.replace(
-        described,
+        encoder_config,
         attention=tuple(_attention(text, kind, heads) for kind, heads in zip(kinds, _heads(text, kinds), strict=True)),
         qk_norm=True,
         value_norm=True,
         sublayer_norms=True,
         layer_inputs=text.integer("hidden_size_per_layer_input"),
-        embedding_scale=math.sqrt(described.hidden_size),
+        embedding_scale=math.sqrt(encoder_config.hidden_size),
         attention_scale=1.0,
         wide_range=True,
     )
@@ -94,7 +94,7 @@ def _heads(text: ConfigFile, kinds: list[str]) -> list[ConfigFile]:
     """The file of each layer, with its own `head_dim` and `num_key_value_heads`."""
     stated = text.fields.get("per_layer_config")
     if stated is None:
-        own = text.renamed(dict(zip(HEADS, ("global_head_dim", "num_global_key_value_heads"), strict=True)))
+        own = text.rename(dict(zip(HEADS, ("global_head_dim", "num_global_key_value_heads"), strict=True)))
         return [own if kind == FULL else text for kind in kinds]
     if not isinstance(stated, dict) or not all(_is_layer(key, len(kinds)) for key in stated):
         raise BrokenModel(
@@ -103,9 +103,9 @@ def _heads(text: ConfigFile, kinds: list[str]) -> list[ConfigFile]:
     layers = [text] * len(kinds)
     for key, own in stated.items():
         field = f"per_layer_config.{key}"
-        found = text.with_fields(**{field: own}).flattened(field, HEADS)
+        found = text.with_fields(**{field: own}).flatten(field, HEADS)
         names = {name: f"{field}.{name}" for name in HEADS if f"{field}.{name}" in found.fields}
-        layers[int(key)] = found.renamed(names)
+        layers[int(key)] = found.rename(names)
     return layers
 
 
@@ -122,6 +122,6 @@ def _attention(text: ConfigFile, kind: str, heads: ConfigFile) -> Attention:
             f"{text.path}: num_attention_heads {text.fields['num_attention_heads']} is not a multiple of "
             f"{heads.name('num_key_value_heads')} {shared}"
         )
-    rotary = read_rotary(text.flattened("rope_parameters", tuple(THETAS)), columns, THETAS[kind], kind)
+    rotary = read_rotary(text.flatten("rope_parameters", tuple(THETAS)), columns, THETAS[kind], kind)
     window = text.integer("sliding_window") if kind == SLIDING else None
     return Attention(rotary, window, head_columns=columns, key_value_heads=shared)

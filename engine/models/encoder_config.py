@@ -231,11 +231,11 @@ class EncoderConfig:
         return self.attention[layer] if self.attention else Attention()
 
     def with_tensors(self, **changes: Any) -> EncoderConfig:
-        """The same with other fields of `tensors`."""
+        """Replaces fields of `tensors`."""
         return dataclasses.replace(self, tensors=dataclasses.replace(self.tensors, **changes))
 
     def of_layer(self, layer: int) -> EncoderConfig:
-        """The same with the heads of one layer."""
+        """Returns the config with the heads of one layer."""
         kind = self.attention_of(layer)
         if kind.head_columns is None and kind.key_value_heads is None:
             return self

@@ -46,36 +46,36 @@ def read_gemma(config: ConfigFile) -> EncoderConfig:
     if config.fields["hidden_act"] == "gelu":  # of the first releases, which mean the tanh form
         config = config.with_fields(hidden_act="gelu_pytorch_tanh")
     without = FEED_FORWARD if config.one_of("attention_bias", (False, True), False) else (*ATTENTION, *FEED_FORWARD)
-    described = decoder_config(config, without)
+    encoder_config = decoder_config(config, without)
     return dataclasses.replace(
-        described.with_tensors(classification=CLASSIFICATION._replace(padding_id=PADDING_ID), tied=True),
+        encoder_config.with_tensors(classification=CLASSIFICATION._replace(padding_id=PADDING_ID), tied=True),
         norm_offset=1.0,
-        embedding_scale=math.sqrt(described.hidden_size),
+        embedding_scale=math.sqrt(encoder_config.hidden_size),
         wide_range=True,
     )
 
 
 def read(config: ConfigFile) -> EncoderConfig:
-    config = config.renamed({"hidden_act": "hidden_activation"}).with_missing(**DEFAULTS)
+    config = config.rename({"hidden_act": "hidden_activation"}).with_missing(**DEFAULTS)
     config.one_of("attn_logit_softcapping", (None,))
     layers = config.layers()
     kinds = layer_types(config, layers)
     without = FEED_FORWARD if config.one_of("attention_bias", (False, True), False) else (*ATTENTION, *FEED_FORWARD)
     plain = config.with_fields(rope_parameters=None, rope_scaling=None, rope_theta=None)
-    described = decoder_config(plain, without, kinds=[FULL] * layers)
+    encoder_config = decoder_config(plain, without, kinds=[FULL] * layers)
     both_ways = bool(config.one_of("use_bidirectional_attention", (False, True, None), None))
-    window, causal = config.integer("sliding_window"), described.causal
+    window, causal = config.integer("sliding_window"), encoder_config.causal
     if both_ways:  # half of it on each side, counted as `is_causal` has it
         window = window // 2 + (not causal)
     elif causal:  # the token itself counts
         window -= 1
-    size = described.head_size
+    size = encoder_config.head_size
     attention = {
         FULL: Attention(_rotary(config, FULL, size)),
         SLIDING: Attention(_rotary(config, SLIDING, size), window),
     }
-    absent = described.tensors.absent | {f"{name}.bias" for name in (ATTENTION_SUBLAYER_NORM, SUBLAYER_NORM)}
-    described = described.with_tensors(
+    absent = encoder_config.tensors.absent | {f"{name}.bias" for name in (ATTENTION_SUBLAYER_NORM, SUBLAYER_NORM)}
+    encoder_config = encoder_config.with_tensors(
         mappings=(WeightMapping(MAPPING, prefixes=("model.",), layers="layers."),),
         absent=absent,
         classification=CLASSIFICATION._replace(padding_id=PADDING_ID),
@@ -83,13 +83,13 @@ def read(config: ConfigFile) -> EncoderConfig:
         tied=True,
     )
     return dataclasses.replace(
-        described,
+        encoder_config,
         attention=tuple(attention[kind] for kind in kinds),
         causal=causal and not both_ways,
         qk_norm=True,
         norm_offset=1.0,
         sublayer_norms=True,
-        embedding_scale=math.sqrt(described.hidden_size),
+        embedding_scale=math.sqrt(encoder_config.hidden_size),
         attention_scale=config.number("query_pre_attn_scalar") ** -0.5,
         wide_range=True,
     )
@@ -106,4 +106,4 @@ def _rotary(config: ConfigFile, kind: str, columns: int) -> Rotary:
     """The rotary positions of a type of layers. transformers 4 scales those of the layers without windows only."""
     if kind == SLIDING:
         config = config.with_fields(rope_scaling=None, rope_theta=config.fields.get("rope_local_base_freq"))
-    return read_rotary(config.flattened("rope_parameters", tuple(THETAS)), columns, THETAS[kind], kind)
+    return read_rotary(config.flatten("rope_parameters", tuple(THETAS)), columns, THETAS[kind], kind)

@@ -98,7 +98,7 @@ def _scaling(config: ConfigFile) -> Ntk | None:
     """`NTKScalingRotaryEmbedding` without `mixed_b`, which would stretch each frequency by a different factor."""
     if config.fields.get("rope_scaling") is None:
         return None
-    stated = config.flattened("rope_scaling", ("type", "rope_type", "factor", "mixed_b"))
+    stated = config.flatten("rope_scaling", ("type", "rope_type", "factor", "mixed_b"))
     for name in ("type", "rope_type"):
         stated.one_of(f"rope_scaling.{name}", ("ntk",), "ntk")
     stated.one_of("rope_scaling.mixed_b", (None,))

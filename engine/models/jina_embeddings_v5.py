@@ -20,8 +20,8 @@ DEFAULT_TASK = "retrieval"
 
 def read(config: ConfigFile) -> EncoderConfig:
     is_decoder = config.one_of("is_decoder", (True, False), True)
-    described = (read_qwen3 if is_decoder else read_eurobert)(config)
-    return dataclasses.replace(without_heads(described), adapters=_adapters(config))
+    encoder_config = (read_qwen3 if is_decoder else read_eurobert)(config)
+    return dataclasses.replace(without_heads(encoder_config), adapters=_adapters(config))
 
 
 def _adapters(config: ConfigFile) -> Adapters | None:

@@ -60,28 +60,28 @@ def read(config: ConfigFile) -> EncoderConfig:
     config = config.with_missing(**DEFAULTS)
     if "block_ff_dim" in config.fields:  # the older name, which takes precedence
         names["intermediate_size"] = "block_ff_dim"
-    config = config.renamed(names).with_fields(hidden_act="silu")
-    described = decoder_config(config, (*ATTENTION, *FEED_FORWARD), theta=THETA)
+    config = config.rename(names).with_fields(hidden_act="silu")
+    encoder_config = decoder_config(config, (*ATTENTION, *FEED_FORWARD), theta=THETA)
     biases = config.one_of("conv_bias", (False, True), False)
     taps = config.integer("conv_L_cache", MOST_TAPS)
     centered = attends_both_ways(config.with_fields(is_causal=True))
     if centered and taps % 2 == 0:
         raise UnsupportedModel(f"{config.path}: conv_L_cache must be odd for a centered convolution, found {taps}")
     mixers = {
-        FULL: described.attention[0],
+        FULL: encoder_config.attention[0],
         CONVOLUTION: Attention(convolution=Convolution(taps, taps // 2 if centered else 0)),
     }
     absent = {f"{name}.bias" for name in (CONVOLUTION_IN, CONVOLUTION_TAPS, CONVOLUTION_OUT) if not biases}
-    described = described.with_tensors(
+    encoder_config = encoder_config.with_tensors(
         mappings=(WeightMapping(PARTS, prefixes=("model.",), layers="layers."),),
-        absent=described.tensors.absent | absent,
+        absent=encoder_config.tensors.absent | absent,
         classification=None,
         token_classification=None,
         tied=True,
     )
     return dataclasses.replace(
-        described,
-        attention=tuple(mixers[kind] for kind in _layer_types(config, described.layers)),
+        encoder_config,
+        attention=tuple(mixers[kind] for kind in _layer_types(config, encoder_config.layers)),
         intermediate_size=_inner_columns(config),
         qk_norm=True,
     )

@@ -71,7 +71,7 @@ BIASES = {
 
 
 def read(config: ConfigFile) -> EncoderConfig:
-    config = config.renamed(FIELDS).with_missing(**SHAPES).with_defaults(**DEFAULTS).with_fields(type_vocab_size=1)
+    config = config.rename(FIELDS).with_missing(**SHAPES).with_defaults(**DEFAULTS).with_fields(type_vocab_size=1)
     encoder_config = dataclasses.replace(
         read_bert_like(config, _tensors(config)), position_table=False, gated=True, pre_norm=True, first_norm=False
     )
@@ -118,8 +118,8 @@ def _layer_types(config: ConfigFile, layers: int) -> list[str]:
 
 def _rotary(config: ConfigFile, kind: str, columns: int) -> Rotary:
     """The rotary positions of a type of layers."""
-    inner = config.flattened("rope_parameters", tuple(THETAS))
-    inner = inner.flattened(f"rope_parameters.{kind}", ("rope_theta", "rope_type", "type", "partial_rotary_factor"))
+    inner = config.flatten("rope_parameters", tuple(THETAS))
+    inner = inner.flatten(f"rope_parameters.{kind}", ("rope_theta", "rope_type", "type", "partial_rotary_factor"))
     for name, usual in (("rope_type", "default"), ("type", "default"), ("partial_rotary_factor", 1.0)):
         inner.one_of(f"rope_parameters.{kind}.{name}", (usual,), usual)
     theta = f"rope_parameters.{kind}.rope_theta"

@@ -96,7 +96,7 @@ HEAD_NAMES = {"bert.pooler": "nomic_bert.pooler"}
 
 def read(config: ConfigFile) -> EncoderConfig:
     # The older code knows hidden_size by another name, the only one that it writes.
-    return _read_older(config.renamed(FIELDS)) if "hidden_size" not in config.fields else _read(config)
+    return _read_older(config.rename(FIELDS)) if "hidden_size" not in config.fields else _read(config)
 
 
 def _read(config: ConfigFile) -> EncoderConfig:
@@ -124,8 +124,8 @@ def _read_older(config: ConfigFile) -> EncoderConfig:
         type_vocab_size=config.fields["type_vocab_size"] if types else 1,
         vocab_size=_round_up(config.integer("vocab_size"), config.with_defaults(**{VOCAB_STEP: 1}).integer(VOCAB_STEP)),
     )
-    described = read_bert_like(config, tensors, activations=activations)
-    encoder_config = dataclasses.replace(described, gated=gated, experts=_read_experts(config, described))
+    plain = read_bert_like(config, tensors, activations=activations)
+    encoder_config = dataclasses.replace(plain, gated=gated, experts=_read_experts(config, plain))
     if not _is_positive(config, "rotary_emb_fraction"):
         return encoder_config
     fraction = config.number("rotary_emb_fraction")
@@ -139,7 +139,7 @@ def _read_older(config: ConfigFile) -> EncoderConfig:
     return with_rotary(encoder_config, rotary)
 
 
-def _read_experts(config: ConfigFile, described: EncoderConfig) -> Experts | None:
+def _read_experts(config: ConfigFile, plain: EncoderConfig) -> Experts | None:
     """The experts of layers 1, 1 + n, 1 + 2n, … for n `moe_every_n_layers`; None where there are none.
 
     `described` is the same model without experts. Raises BrokenModel or UnsupportedModel.
@@ -152,11 +152,11 @@ def _read_experts(config: ConfigFile, described: EncoderConfig) -> Experts | Non
         raise UnsupportedModel(f"{config.path}: moe_every_n_layers must be at least 2, found 1")
     for field, values in EXPERTS_LEFT_OUT.items():
         config.one_of(field, values)
-    count, inner = config.integer("num_experts", MOST_EXPERTS), described.intermediate_size
+    count, inner = config.integer("num_experts", MOST_EXPERTS), plain.intermediate_size
     if count * inner > MOST:
         name = config.name("intermediate_size")
         raise UnsupportedModel(f"{config.path}: num_experts {count} times {name} {inner} must be at most {MOST}")
-    return Experts(count, config.integer("moe_top_k", count), tuple(range(1, described.layers, every)))
+    return Experts(count, config.integer("moe_top_k", count), tuple(range(1, plain.layers, every)))
 
 
 def _tensors(mappings: tuple[WeightMapping, ...], without: tuple[str, ...], *, types: bool = True) -> TensorNames:

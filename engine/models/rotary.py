@@ -71,7 +71,7 @@ def read_rotary(config: ConfigFile, columns: int, theta: float, kind: str = "") 
     older = config.fields.get("rope_scaling")
     field = "rope_scaling" if older else f"{ROPE}.{kind}" if kind else ROPE
     supported = tuple(dict.fromkeys((*FIELDS, *(name for names in SCALING_FIELDS.values() for name in names))))
-    stated = config.with_defaults(rope_theta=theta).flattened(field, supported)
+    stated = config.with_defaults(rope_theta=theta).flatten(field, supported)
     scaling = stated.one_of(f"{field}.type", tuple(SCALING_FIELDS), DEFAULT)
     scaling = stated.one_of(f"{field}.rope_type", tuple(SCALING_FIELDS), scaling)
     for inner in supported:

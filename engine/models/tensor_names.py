@@ -60,7 +60,7 @@ class StoredName(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class WeightMapping:
-    """One way in which a model type's checkpoints name their tensors."""
+    """Mapping of names to those that a model type's checkpoints have."""
 
     parts: Mapping[str, str | FusedWeight] = field(default_factory=dict)  # parts of BERT's names → the model type's
     prefixes: tuple[str, ...] = ()  # put before every name by checkpoints that hold a task's head too, such as "bert."

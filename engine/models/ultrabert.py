@@ -26,23 +26,23 @@ def read(config: ConfigFile) -> EncoderConfig:
     config = _with_types(config.with_missing(**OWN_DEFAULTS))
     kinds = config.list_of("layer_types", config.layers(), tuple(THETAS))
     plain = config.with_fields(rope_parameters=None, rope_scaling=None, is_causal=False)
-    described = llama_config(plain, kinds=kinds)
-    stated = config.flattened(ROPE, tuple(THETAS))
-    rotary = {kind: read_rotary(stated, described.head_size, THETAS[kind], kind) for kind in THETAS}
+    encoder_config = llama_config(plain, kinds=kinds)
+    stated = config.flatten(ROPE, tuple(THETAS))
+    rotary = {kind: read_rotary(stated, encoder_config.head_size, THETAS[kind], kind) for kind in THETAS}
     pooling = config.one_of("classifier_pooling", ("cls", "mean"), "cls")
-    described = described.with_tensors(
+    encoder_config = encoder_config.with_tensors(
         mappings=(WeightMapping(PARTS, prefixes=("model.", "ultrabert."), layers="layers."),),
         classification=Classification(dense="", out="classifier", pooling=pooling),
         token_classification=TOKEN_CLASSIFICATION,
         language_model=None,
     )
-    windows = [each.window for each in described.attention]
+    windows = [each.window for each in encoder_config.attention]
     attention = tuple(Attention(rotary[kind], window) for kind, window in zip(kinds, windows, strict=True))
-    return dataclasses.replace(described, attention=attention)
+    return dataclasses.replace(encoder_config, attention=attention)
 
 
 def _with_types(config: ConfigFile) -> ConfigFile:
-    """The same file in transformers 5's spelling."""
+    """Returns the file in transformers 5's spelling."""
     windows, layers = config.fields.get("attention_windows"), config.layers()
     kinds = [FULL if (layer + 1) % FULL_EVERY == 0 else SLIDING for layer in range(layers)]
     if windows is not None:

@@ -25,7 +25,7 @@ from embert.engine.quantization.rows import (
     QuantizedWeight,
     check_width,
     hadamard,
-    rounded_weight,
+    round_weight,
 )
 
 Floats = npt.NDArray[np.float32]
@@ -48,10 +48,10 @@ def stored_order(columns: int) -> npt.NDArray[np.int64]:
 def block_weight(weight: Floats, name: str, block: int = INNER) -> QuantizedWeight:
     """A stored weight [out, in] for such rows: rotated, with a scale a channel, its columns in the order of theirs."""
     check_width(weight.shape[1], name)
-    rotated = block // SPACING
-    sets = weight.astype(np.float64).reshape(len(weight), -1, rotated, SPACING)
-    rotated_weight = (hadamard(rotated) / math.sqrt(rotated) @ sets).reshape(weight.shape)
-    return rounded_weight(rotated_weight[:, stored_order(weight.shape[1])])
+    size = block // SPACING
+    sets = weight.astype(np.float64).reshape(len(weight), -1, size, SPACING)
+    rotated_weight = (hadamard(size) / math.sqrt(size) @ sets).reshape(weight.shape)
+    return round_weight(rotated_weight[:, stored_order(weight.shape[1])])
 
 
 SET = 32  # columns that are rotated together
@@ -64,12 +64,12 @@ def by_quarters(columns: int) -> npt.NDArray[np.int64]:
 
 
 def quarter_weight(weight: Floats, name: str) -> QuantizedWeight:
-    """A stored weight [out, in] for such rows; with a scale a channel, as `weights.quantized_weight` has it."""
+    """A stored weight [out, in] for such rows; with a scale a channel, as `quantize_weight` has it."""
     check_width(weight.shape[1], name)
     places = by_quarters(weight.shape[1])
     rotated_weight = np.empty(weight.shape, np.float64)
     rotated_weight[:, places] = weight[:, places].astype(np.float64) @ (hadamard(SET) / math.sqrt(SET))
-    return rounded_weight(rotated_weight)
+    return round_weight(rotated_weight)
 
 
 MOST = 16.0  # and at least its reciprocal, so that float16 holds what is divided

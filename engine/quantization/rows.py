@@ -26,11 +26,11 @@ def hadamard(rows: int = BLOCK) -> npt.NDArray[np.int8]:
     return np.where(common % 2, -1, 1).astype(np.int8)
 
 
-def rotated(x: Floats) -> Floats:
+def rotate(x: Floats) -> Floats:
     """x · H for every 128 columns, with H of 1 and -1: float32 [n, columns] → float32 [n, columns].
 
     Butterflies with strides 1, 2, 4 … 64, each sum rounded to float32. H / √128 is orthonormal; that factor goes into
-    the scale of a row, see `quantized_rows`.
+    the scale of a row, see `quantize_rows`.
     """
     y = x.astype(np.float32).reshape(-1, BLOCK)
     for stage in range(BLOCK.bit_length() - 1):
@@ -59,7 +59,7 @@ class QuantizedRows(NamedTuple):
     scales: Floats  # [n, 1]
 
 
-def quantized(y: Floats) -> QuantizedRows:
+def quantize(y: Floats) -> QuantizedRows:
     """Integers and scales of rotated rows [n, columns], each of which gets one scale.
 
     With m the largest magnitude: integers are rint(y · (127 / m)), halves to the even one, both operations rounded to
@@ -71,9 +71,9 @@ def quantized(y: Floats) -> QuantizedRows:
     return QuantizedRows(np.rint(y * inverse).astype(np.int8), largest / np.float32(LEVELS) / ROOT)
 
 
-def quantized_rows(x: Floats) -> QuantizedRows:
+def quantize_rows(x: Floats) -> QuantizedRows:
     """Rows [n, columns] before the rotation, with a scale a row."""
-    return quantized(rotated(x))
+    return quantize(rotate(x))
 
 
 class QuantizedWeight(NamedTuple):
@@ -83,7 +83,7 @@ class QuantizedWeight(NamedTuple):
     scales: npt.NDArray[np.float32]  # [out]
 
 
-def quantized_weight(weight: npt.NDArray[np.float32], name: str) -> QuantizedWeight:
+def quantize_weight(weight: npt.NDArray[np.float32], name: str) -> QuantizedWeight:
     """A stored weight [out, in], rotated in float64; with m a channel's largest magnitude, rint(w / (m / 127)).
 
     `name` is the weight's, for the error. The scale is rounded to float32 last. Raises UnsupportedModel where `in` is
@@ -92,10 +92,10 @@ def quantized_weight(weight: npt.NDArray[np.float32], name: str) -> QuantizedWei
     outputs, inputs = weight.shape
     check_width(inputs, name)
     exact = hadamard().astype(np.float64) / math.sqrt(BLOCK)
-    return rounded_weight((weight.astype(np.float64).reshape(-1, BLOCK) @ exact).reshape(outputs, inputs))
+    return round_weight((weight.astype(np.float64).reshape(-1, BLOCK) @ exact).reshape(outputs, inputs))
 
 
-def rounded_weight(rotated_weight: npt.NDArray[np.float64]) -> QuantizedWeight:
+def round_weight(rotated_weight: npt.NDArray[np.float64]) -> QuantizedWeight:
     """Integers and scales of a rotated weight [out, in]."""
     scales = np.abs(rotated_weight).max(1, keepdims=True) / LEVELS
     integers = np.rint(rotated_weight / np.where(scales == 0, 1.0, scales)).astype(np.int8)

@@ -98,8 +98,10 @@ class Backend:
         with _readable(path):
             self._library, description = load_library(path, config, vocab_size=vocab_size, lowercase=lowercase)
             self._read(description)
-        stated = description.get("truncation") or {}
-        self.direction: Direction = config.truncation_side or ("left" if stated.get("direction") == "Left" else "right")
+        truncation = description.get("truncation") or {}
+        self.direction: Direction = config.truncation_side or (
+            "left" if truncation.get("direction") == "Left" else "right"
+        )
 
     def _read(self, description: dict[str, Any]) -> None:
         vocabulary = description["model"]["vocab"]  # of Unigram a list of tokens with their scores
@@ -135,7 +137,7 @@ class Backend:
         return self.library_ids(texts) if self._words is None else self._words.ids(texts, limit, direction)
 
     def cached_ids(self, texts: Sequence[str], limit: int | None, direction: Direction) -> list[bytes] | None:
-        """Like `ids`, from the cache of words only; None if a word is not in it."""
+        """Ids of each text from the cache of words; None if a word is not in it."""
         return None if self._words is None else self._words.known_ids(texts, limit, direction)
 
     def cuts(self, options: TokenizeOptions) -> bool:
@@ -194,11 +196,11 @@ class Backend:
         self, parts: Sequence[TextParts], size: int, limit: int | None, direction: Direction
     ) -> list[bytes]:
         """Ids of the next part of each text, of `size` characters or somewhat more."""
-        taken = [part.take(size) for part in parts]
-        places = ((part.index, text) for part, (_, text) in zip(parts, taken, strict=True))
-        bodies = self._ids([text for _, text in taken], limit, direction, places, parts[0].param)
+        chunks = [part.take(size) for part in parts]
+        places = ((part.index, text) for part, (_, text) in zip(parts, chunks, strict=True))
+        bodies = self._ids([text for _, text in chunks], limit, direction, places, parts[0].param)
         lead = self.lead_tokens * ID_BYTES
-        return [body[lead:] if led else body for (led, _), body in zip(taken, bodies, strict=True)]
+        return [body[lead:] if led else body for (led, _), body in zip(chunks, bodies, strict=True)]
 
     def _ids(
         self,
@@ -208,7 +210,7 @@ class Backend:
         places: Iterable[tuple[int, str]],
         param: str,
     ) -> list[bytes]:
-        """Like `ids`. Raises InputError for the first of `places`, indices and texts, that cannot be tokenized."""
+        """Ids of each text. Raises InputError for the first text of `places` (index, text) that cannot be tokenized."""
         try:
             return self.ids(texts, limit, direction)
         except TokenizerFailed:
@@ -279,7 +281,7 @@ class Backend:
         """A token's id; None for text that is not a token."""
         return self._library.token_to_id(token)
 
-    def joined(self, tokens: Sequence[str]) -> str:
+    def join(self, tokens: Sequence[str]) -> str:
         """The text of tokens, as transformers' convert_tokens_to_string has it."""
         decoder = self._library.decoder
         return " ".join(tokens) if decoder is None else decoder.decode(list(tokens))
@@ -333,12 +335,12 @@ class Backend:
         after = before + len(bare)
         if full.ids[before:after] != bare.ids:
             raise BrokenModel("the tokenizer puts special tokens inside a text, not around it")
-        named = [
+        tokens = [
             TokenInfo(token_id, token, True, None, None) for token_id, token in zip(full.ids, full.tokens, strict=True)
         ]
         return SpecialTokens(
-            before=named[:before],
-            after=named[after:],
+            before=tokens[:before],
+            after=tokens[after:],
             prefix=array("i", full.ids[:before]).tobytes(),
             suffix=array("i", full.ids[after:]).tobytes(),
         )

@@ -68,8 +68,8 @@ class Encoded:
         return len(self.lengths)
 
 
-def joined(parts: Sequence[Encoded]) -> Encoded:
-    """The sequences of each part, one part after the other; none has token types."""
+def concatenate(parts: Sequence[Encoded]) -> Encoded:
+    """Concatenates the sequences of parts without token types."""
     ids, lengths = (np.concatenate([getattr(part, name) for part in parts]) for name in ("ids", "lengths"))
     return Encoded(ids, lengths, sum(part.truncated for part in parts))
 
@@ -86,7 +86,7 @@ class EncodedSpans:
 
 @dataclass(frozen=True, slots=True)
 class TokenInfo:
-    """One token of a text. `start` and `stop` count characters, and are None for special tokens."""
+    """Token of a text. `start` and `stop` count characters, and are None for special tokens."""
 
     id: int
     text: str  # the characters it stands for; a special token's own name
@@ -170,9 +170,9 @@ def unbroken(index: int, characters: int, limit: int, param: str) -> InputTooLar
 def bad_id(index: int, token_id: object, vocab_size: int, param: str) -> InputError:
     """A token id is not one of the model's."""
     # int() of a JSON number may have any number of digits, and repr refuses more than 4300 of them.
-    shown = repr(token_id) if not isinstance(token_id, int) or abs(token_id) < 10**20 else "out of all bounds"
+    description = repr(token_id) if not isinstance(token_id, int) or abs(token_id) < 10**20 else "out of all bounds"
     return InputError(
-        f"has the token id {shown}; ids are integers from 0 to {vocab_size - 1}",
+        f"has the token id {description}; ids are integers from 0 to {vocab_size - 1}",
         param=param,
         subject=f"sequence {index}",
     )

@@ -95,10 +95,10 @@ def _post_processor(library: Library, template: str, config: TokenizerConfig) ->
 
 def _stated_template(library: Library, config: TokenizerConfig) -> processors.PostProcessor:
     """The template that add_bos_token and add_eos_token state; a token that has no name is not added."""
-    named = [config.special.get(name) for name in ("bos_token", "eos_token")]
+    tokens = [config.special.get(name) for name in ("bos_token", "eos_token")]
     start, end = (
         [token.content] if adds and token is not None else []
-        for adds, token in zip(config.adds or (), named, strict=True)
+        for adds, token in zip(config.adds or (), tokens, strict=True)
     )
     ids = [(token, library.token_to_id(token)) for token in dict.fromkeys((*start, *end))]
     for token, token_id in ids:

@@ -63,20 +63,20 @@ def tokens_with_offsets(
         yield infos
 
 
-def shortened(
+def shorten(
     backend: Backend, texts: Sequence[str], tokens: int, *, param: str, most_unbroken: int
 ) -> Chunks[list[str]]:
     """The beginning of each text up to a number of tokens, in chunks. Raises as `tokens_with_offsets`."""
-    kept = [*texts]
+    result = [*texts]
     counts = [0] * len(texts)
     for parts in _parts(backend, texts, param=param, most_unbroken=most_unbroken, most=tokens + 1):
         for part in parts:
             left = tokens - counts[part.number]
             if 0 < left < len(part.ids) or (left == len(part.ids) and not part.is_last):
-                kept[part.number] = texts[part.number][: part.offsets[left - 1][1] + part.shift]
+                result[part.number] = texts[part.number][: part.offsets[left - 1][1] + part.shift]
             counts[part.number] += len(part.ids)
         yield sum(counts)
-    return kept
+    return result
 
 
 class Window(NamedTuple):
@@ -122,7 +122,7 @@ def encode_spans(
     if window.stride:  # few tokens may be in many sequences: the caller sees their number before their ids
         total = sum(_tokens_in_windows(len(body), window, overhead) for body in bodies)
         yield total
-    copied = 0
+    since_yield = 0
     outside = array("i", [-1, -1]).tobytes()  # the characters of a special token
     outside_before, outside_after = (outside * (len(each) // ID_BYTES) for each in (before, after))
     for index, (body, places) in enumerate(zip(bodies, spans, strict=True)):
@@ -134,15 +134,15 @@ def encode_spans(
         ranges = _ranges(len(body), window) if len(body) + overhead else []
         windows.append(len(ranges))
         for start, stop in ranges:
-            kept = places[2 * start : 2 * stop]
+            span = places[2 * start : 2 * stop]
             if start and backend.keeps_first_space:
-                kept[0], kept[1] = backend.with_first_space(body[start], kept[0], kept[1])
+                span[0], span[1] = backend.with_first_space(body[start], span[0], span[1])
             ids += (before, body[start:stop].tobytes(), after)
-            offsets += (outside_before, kept.tobytes(), outside_after)
+            offsets += (outside_before, span.tobytes(), outside_after)
             lengths.append(stop - start + overhead)
-            copied += lengths[-1]
-            if copied >= CHUNK_TOKENS:
-                copied = 0
+            since_yield += lengths[-1]
+            if since_yield >= CHUNK_TOKENS:
+                since_yield = 0
                 yield total
     pairs = np.frombuffer(b"".join(offsets), np.int32).reshape(-1, 2)
     encoded = Encoded(
@@ -199,17 +199,17 @@ def _parts(
 
 def _next_tokens(backend: Backend, parts: dict[int, TextParts], param: str, *, is_first: bool) -> Iterator[_Part]:
     starts = [part.start for part in parts.values()]
-    taken = [part.take(CHUNK_CHARACTERS) for part in parts.values()]
+    chunks = [part.take(CHUNK_CHARACTERS) for part in parts.values()]
     try:
-        encodings = backend.encodings([text for _, text in taken])
+        encodings = backend.encodings([text for _, text in chunks])
     except TokenizerFailed:
-        for index, (_, text) in zip(parts, taken, strict=True):
+        for index, (_, text) in zip(parts, chunks, strict=True):
             try:
                 backend.encodings([text])
             except TokenizerFailed as error:
                 raise untokenizable(index, str(error), param) from error
         raise
-    for (index, part), text_start, (led, text), encoding in zip(parts.items(), starts, taken, encodings, strict=True):
+    for (index, part), text_start, (led, text), encoding in zip(parts.items(), starts, chunks, encodings, strict=True):
         first = backend.lead_tokens if led else 0
         shift = text_start - (len(backend.split_points.lead) if led else 0)
         yield _Part(index, is_first, not part.more, encoding.ids[first:], encoding.offsets[first:], text, shift)

@@ -212,8 +212,8 @@ def split_points_of(description: dict[str, Any], library: Library) -> SplitPoint
     if " " not in spaces:
         return SplitPoints()
     rules = [f"(?<=[{_BEFORE}])(?=[{spaces}][{PLAIN}])"]
-    joined = any(re.search("[A-Za-z][0-9]", content) for content in contents)
-    if kinds[-1] == "ByteLevel" and not joined and not single_word:
+    has_joint = any(re.search("[A-Za-z][0-9]", content) for content in contents)
+    if kinds[-1] == "ByteLevel" and not has_joint and not single_word:
         rules.append("(?<=[A-Za-z])(?=[0-9])")
     pattern = re.compile("|".join(rules))
     return SplitPoints(pattern, pattern, lead=_LEAD)

@@ -92,8 +92,8 @@ class Tokenizer:
                 f"{path}: the post-processor gives token type {self._backend.single_type} to single texts; supported: 0"
             )
         self._pairs = Pairs(self._backend, model)
-        named = (*model.tokenizer.special.values(), *model.tokenizer.extra)
-        self._named_ids = {self._backend.id(token.content) for token in named}  # as transformers' all_special_ids
+        tokens = (*model.tokenizer.special.values(), *model.tokenizer.extra)
+        self._named_ids = {self._backend.id(token.content) for token in tokens}  # as transformers' all_special_ids
         unknown = model.tokenizer.special.get("unk_token")
         self.unknown_id = None if unknown is None else self._backend.id(unknown.content)
         self.has_subwords = self._backend.has_subwords  # whether a token says that it continues a word
@@ -137,7 +137,7 @@ class Tokenizer:
     def encode_chunks(
         self, texts: Sequence[str], options: TokenizeOptions = DEFAULT_OPTIONS, *, prompt: str = ""
     ) -> Chunks[Encoded]:
-        """Like `encode`, in chunks.
+        """Encode in chunks.
 
         Raises InputTooLarge, before the work, for a text that is too long without a split point.
         """
@@ -164,7 +164,7 @@ class Tokenizer:
     def encode_known(
         self, texts: Sequence[str], options: TokenizeOptions = DEFAULT_OPTIONS, *, prompt: str = ""
     ) -> Encoded | None:
-        """Like `encode`, but None unless every word was seen before. Too fast for a thread: a tenth of the time."""
+        """Encode texts of known words; None if a word is new. Takes a tenth of the time, so it needs no thread."""
         if prompt:
             texts = [prompt + text for text in texts]
         backend = self._backend
@@ -205,7 +205,7 @@ class Tokenizer:
     def encode_pairs_chunks(
         self, firsts: Sequence[str], seconds: Sequence[str], options: TokenizeOptions = DEFAULT_PAIR_OPTIONS
     ) -> Chunks[Encoded]:
-        """Like `encode_pairs`, in chunks, with the InputTooLarge of `encode_chunks`.
+        """Encode pairs in chunks, with the InputTooLarge of `encode_chunks`.
 
         A first text of many pairs makes many tokens of few characters. Their number is yielded before they are made.
         """
@@ -214,7 +214,7 @@ class Tokenizer:
     def encode_known_pairs(
         self, firsts: Sequence[str], seconds: Sequence[str], options: TokenizeOptions = DEFAULT_PAIR_OPTIONS
     ) -> Encoded | None:
-        """Like `encode_pairs`, but None unless every word was seen before."""
+        """Encode pairs of known words; None if a word is new."""
         return self._pairs.encode_known(firsts, seconds, options, self.chunking)
 
     def from_ids(self, sequences: Sequence[Sequence[int]], options: TokenizeOptions = DEFAULT_OPTIONS) -> Encoded:
@@ -229,7 +229,7 @@ class Tokenizer:
     def from_ids_chunks(
         self, sequences: Sequence[Sequence[int]], options: TokenizeOptions = DEFAULT_OPTIONS
     ) -> Chunks[Encoded]:
-        """Like `from_ids`, in chunks."""
+        """Take token ids in chunks."""
         limit = min(self.max_input_length, options.limit or self.max_input_length)
         direction = options.direction or self._backend.direction
         ids, lengths, truncated = array("i"), array("i"), 0
@@ -265,7 +265,7 @@ class Tokenizer:
     def tokenize_chunks(
         self, texts: Sequence[str], *, add_special_tokens: bool = True, prompt: str = "", param: str = "inputs"
     ) -> Iterator[list[tuple[int, list[TokenInfo]]]]:
-        """Like `tokenize`, in chunks: each yields the next tokens of some texts, with the text's index.
+        """Tokenize in chunks: each yields the next tokens of some texts, with the text's index.
 
         Raises InputTooLarge, before the work, for a text that is too long without a split point.
         """
@@ -281,7 +281,7 @@ class Tokenizer:
     def encode_spans(
         self, texts: Sequence[str], options: TokenizeOptions = DEFAULT_OPTIONS, *, stride: int | None = None
     ) -> EncodedSpans:
-        """Like `encode`, with the characters of each token.
+        """Encode with the characters of each token.
 
         With a `stride` nothing is cut: a long text is several sequences, each of which shares that many tokens with the
         next. Raises InputError as `encode` does, and for a stride that is not below the tokens of a sequence.
@@ -292,7 +292,7 @@ class Tokenizer:
     def encode_spans_chunks(
         self, texts: Sequence[str], options: TokenizeOptions = DEFAULT_OPTIONS, *, stride: int | None = None
     ) -> Chunks[EncodedSpans]:
-        """Like `encode_spans`, in chunks, with the InputTooLarge of `encode_chunks`."""
+        """Encode spans in chunks, with the InputTooLarge of `encode_chunks`."""
         frame = self._frames[None].within(options.limit)
         if stride is not None and not 0 <= stride < frame.capacity:
             raise InputError(
@@ -309,9 +309,9 @@ class Tokenizer:
             most_unbroken=self.chunking.most_unbroken,
         )
 
-    def joined(self, tokens: Sequence[str]) -> str:
+    def join(self, tokens: Sequence[str]) -> str:
         """The text of words of the vocabulary."""
-        return self._backend.joined(tokens)
+        return self._backend.join(tokens)
 
     def words(self, ids: Sequence[int]) -> list[str]:
         """The words of the vocabulary that these ids stand for."""
@@ -327,15 +327,15 @@ class Tokenizer:
     def decode_chunks(
         self, sequences: Sequence[Sequence[int]], *, skip_special_tokens: bool = True, param: str = "ids"
     ) -> Chunks[list[str]]:
-        """Like `decode`, in chunks of whole sequences."""
+        """Decode in chunks of whole sequences."""
         texts: list[str] = []
         tokens = 0
         for group in groups([*map(len, sequences)], CHUNK_IDS):
             for index in range(group.start, group.stop):
                 check_ids(index, sequences[index], self.vocab_size, param)
-            chosen = [list(sequence) for sequence in sequences[group]]
-            texts += self._backend.decode(chosen, skip_special_tokens=skip_special_tokens)
-            tokens += sum(map(len, chosen))
+            ids = [list(sequence) for sequence in sequences[group]]
+            texts += self._backend.decode(ids, skip_special_tokens=skip_special_tokens)
+            tokens += sum(map(len, ids))
             yield tokens
         return texts
 

@@ -92,7 +92,7 @@ class WordCache:
         return found  # type: ignore[return-value]  # each None was replaced
 
     def known_ids(self, texts: Sequence[str], limit: int | None, direction: Direction) -> list[Ids] | None:
-        """Like `ids`, without the library; None if a chunk is new."""
+        """Ids of each text without the library; None if a chunk is new."""
         known, found = self._ids.__getitem__, []
         try:
             for text in texts:
@@ -113,7 +113,7 @@ class WordCache:
         return chunks[:most] if direction == "right" else chunks[-most:]
 
     def _chunks(self, text: str) -> list[str] | None:
-        """Each chunk is at least one token."""
+        """Splits a text into chunks of at least one token; None if the library must read it as a whole."""
         if not text.isascii() or (not text.isprintable() and CONTROL_CHARACTERS.search(text)):
             return None
         return text.split()
@@ -138,13 +138,13 @@ class WordCache:
         return new_ids
 
     def _learn(self, new_ids: Mapping[str, Ids]) -> None:
-        learned = {chunk: ids for chunk, ids in new_ids.items() if len(chunk) <= MAX_CHUNK_CHARACTERS}
-        if len(self._ids) + len(learned) > MAX_CHUNKS:
+        entries = {chunk: ids for chunk, ids in new_ids.items() if len(chunk) <= MAX_CHUNK_CHARACTERS}
+        if len(self._ids) + len(entries) > MAX_CHUNKS:
             # The chunks that are learned first are the most common ones.
-            kept = MAX_CHUNKS // 2
-            self._ids = dict(itertools.islice(self._ids.items(), kept))
-            learned = dict(itertools.islice(learned.items(), kept))
-        self._ids.update(learned)
+            count = MAX_CHUNKS // 2
+            self._ids = dict(itertools.islice(self._ids.items(), count))
+            entries = dict(itertools.islice(entries.items(), count))
+        self._ids.update(entries)
 
 
 class ByteLevelCache(WordCache):
@@ -194,10 +194,10 @@ class ByteLevelCache(WordCache):
     def _chunks(self, text: str) -> list[str] | None:
         if "\0" in text:
             return None
-        marked = text.replace(" ", "\0 ")
+        parts = text.replace(" ", "\0 ")
         if self._lines and "\n" in text:
-            marked = marked.replace("\n", "\n\0").replace("\n\0\n", "\n\n")
-        return [*filter(None, marked.split("\0"))]
+            parts = parts.replace("\n", "\n\0").replace("\n\0\n", "\n\n")
+        return [*filter(None, parts.split("\0"))]
 
     def _split(self, text: str, limit: int | None, direction: Direction) -> list[str] | None:
         if self._left and len(text) > _LONG_CHARACTERS:

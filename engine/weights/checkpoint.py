@@ -15,7 +15,7 @@ from embert.engine.files.json_files import read_object
 from embert.engine.files.safetensors_file import SafetensorsFile, Tensor
 from embert.engine.heads.checkpoints.stored import stored_tensors
 from embert.engine.heads.description import Layer, Norm
-from embert.engine.lora import BIAS, LINEAR_A, LINEAR_B, PEFT_PREFIX, TABLE_A, TABLE_B, Lora, placed
+from embert.engine.lora import BIAS, LINEAR_A, LINEAR_B, PEFT_PREFIX, TABLE_A, TABLE_B, Lora, place_tensors
 from embert.engine.model import Model
 from embert.engine.models.encoder_config import EncoderConfig, tensor_shapes
 from embert.engine.models.tensor_names import (
@@ -44,11 +44,11 @@ class MergedWeights:
         layer or adds to one.
         """
         self._lora, self._file = lora, SafetensorsFile(lora.weights)
-        self._placed = placed(lora, self._file.names, tensors, stored)
+        self._placement = place_tensors(lora, self._file.names, tensors, stored)
 
     def changes(self, name: str) -> bool:
         """True if the adapter changes a tensor of the base."""
-        own = self._placed
+        own = self._placement
         return any(name in names for names in (own.linear, own.tables, own.biases, own.replaced))
 
     def merged(self, name: str, base: Tensor) -> Tensor:
@@ -56,18 +56,18 @@ class MergedWeights:
 
         Raises BrokenModel for a tensor of another shape than the base's weight and the rank imply.
         """
-        if name in self._placed.replaced:
-            base = self._read(self._placed.replaced[name], base.shape)
-        if name in self._placed.biases:
-            module = self._placed.biases[name]
+        if name in self._placement.replaced:
+            base = self._read(self._placement.replaced[name], base.shape)
+        if name in self._placement.biases:
+            module = self._placement.biases[name]
             added = self._read(module + BIAS, base.shape).float32() * np.float32(self._scale(module))
             return Tensor(base.float32() + added, "F32")
-        if name in self._placed.tables:
-            module, (rows, columns) = self._placed.tables[name], base.shape
+        if name in self._placement.tables:
+            module, (rows, columns) = self._placement.tables[name], base.shape
             left = self._read(module + TABLE_A, (self._rank(module), rows)).float32().T
             right = self._read(module + TABLE_B, (columns, self._rank(module))).float32().T
-        elif name in self._placed.linear:
-            module, (rows, columns) = self._placed.linear[name], base.shape
+        elif name in self._placement.linear:
+            module, (rows, columns) = self._placement.linear[name], base.shape
             left = self._read(module + LINEAR_B, (rows, self._rank(module))).float32()
             right = self._read(module + LINEAR_A, (self._rank(module), columns)).float32()
         else:
@@ -155,24 +155,24 @@ class Checkpoint:
         files = {path: SafetensorsFile(path) for path in dict.fromkeys(tensors.files.values())}
         path, stored = tensors.path, {name: files[file] for name, file in tensors.files.items()}
         checkpoint = cls(model.folder, path, stored)
-        config, spelled = model.config, dict[str, StoredName]()
+        config, locations = model.config, dict[str, StoredName]()
         if model.lora is not None:
             checkpoint._lora = MergedWeights(model.lora, config.tensors, stored)
         for name, shape in tensor_shapes(config).items():
             if config.tensors.is_absent(name):
                 checkpoint._tensors[name] = Tensor(np.zeros(shape, np.float32), "F32")
             else:
-                spelled[name] = checkpoint._find(name, shape, config)
-        used = {stored_name.name for stored_name in spelled.values()}
-        used |= checkpoint._find_adapters(spelled, config, model.weights_folder)
+                locations[name] = checkpoint._find(name, shape, config)
+        used = {stored_name.name for stored_name in locations.values()}
+        used |= checkpoint._find_adapters(locations, config, model.weights_folder)
         checkpoint._check_surplus(config, used)
-        sizes = {name: checkpoint._tensors[name].array.nbytes for name in spelled}
+        sizes = {name: checkpoint._tensors[name].array.nbytes for name in locations}
         checkpoint._reading = _Reading(sizes, files.values())
         return checkpoint
 
     def _find(self, name: str, shape: tuple[int, ...], config: EncoderConfig) -> StoredName:
         """Keep a tensor of the encoder. Returns where it is stored. Raises BrokenModel."""
-        skipped = config.first_position if name == POSITION_EMBEDDINGS else 0
+        offset = config.first_position if name == POSITION_EMBEDDINGS else 0
         stored_names = config.tensors.stored_names(name)
         stored_name = next((candidate for candidate in stored_names if candidate.name in self._files), None)
         if stored_name is None and name == WORD_EMBEDDINGS:
@@ -180,14 +180,14 @@ class Checkpoint:
         if stored_name is None:
             raise BrokenModel(f"{self.path} has no tensor {stored_names[0].name}")
         tensor = self._read(stored_name.name)
-        rows = shape[0] + skipped
+        rows = shape[0] + offset
         tensor.check(self.path, stored_name.name, (rows * stored_name.parts, *shape[1:]))
         own = tensor.array[stored_name.part * rows : (stored_name.part + 1) * rows]
-        self._tensors[name] = Tensor(own[skipped:], tensor.dtype)
+        self._tensors[name] = Tensor(own[offset:], tensor.dtype)
         if name == WORD_EMBEDDINGS and stored_name.name in self._merged:
             self._tied_decoder = self._files[stored_name.name].tensor(stored_name.name)
         if name == POSITION_EMBEDDINGS and config.padding_id is not None:
-            self._tensors[PADDING_POSITION] = Tensor(own[skipped - 1 : skipped], tensor.dtype)
+            self._tensors[PADDING_POSITION] = Tensor(own[offset - 1 : offset], tensor.dtype)
         return stored_name
 
     def _read(self, name: str) -> Tensor:
@@ -207,7 +207,7 @@ class Checkpoint:
         tied = read_object(self.path.parent / "config.json").get("tie_word_embeddings", True)
         return StoredName(f"{head.decoder}.weight") if tied else None
 
-    def _find_adapters(self, spelled: Mapping[str, StoredName], config: EncoderConfig, folder: Path) -> set[str]:
+    def _find_adapters(self, locations: Mapping[str, StoredName], config: EncoderConfig, folder: Path) -> set[str]:
         """Keep what adapters add to weights. Returns the names of tensors that stand next to these. Raises BrokenModel.
 
         `spelled` says where each tensor is stored, and `folder` has the weights.
@@ -217,7 +217,7 @@ class Checkpoint:
             return used
         self._scale = adapters.scale
         peft = PeftFiles(folder, config.tensors, adapters) if adapters.folders else None
-        for name, stored_name in spelled.items():
+        for name, stored_name in locations.items():
             shape, low_rank = self._tensors[name].shape, None
             if len(shape) != 2:
                 continue
@@ -240,10 +240,10 @@ class Checkpoint:
                 raise BrokenModel(f"{self.path} has a tensor {name}, which config.json does not describe")
 
     def with_adapter(self, number: int) -> Checkpoint:
-        """The same checkpoint, whose weights have what one of the model's adapters adds to them; -1: none."""
-        adapted = copy.copy(self)
-        adapted._adapter = None if number < 0 else number
-        return adapted
+        """Returns the checkpoint with what one of the model's adapters adds to its weights; -1: none."""
+        checkpoint = copy.copy(self)
+        checkpoint._adapter = None if number < 0 else number
+        return checkpoint
 
     def stored(self, name: str) -> Tensor:
         """A tensor as it is stored, with its dtype tag; with an adapter a new one in float32, where it adds to it."""

@@ -18,7 +18,7 @@ from embert.engine.batch import PackedBatch, TaskOutput, cumulative
 from embert.engine.encode_batches import Numbers, form_batches, run_batches
 from embert.engine.engine import batch_budget, encode_texts
 from embert.engine.errors import EngineError, InputError
-from embert.engine.heads.late_interaction import multi_vector_mask, pooled_texts
+from embert.engine.heads.late_interaction import multi_vector_mask, pool_texts
 from embert.engine.options import output_width, require_tasks
 from embert.engine.tasks import Task
 from embert.engine.tokenization.encoded import Encoded
@@ -171,11 +171,11 @@ class EngineStage:
         """Put the rows of all texts into the block's buffer, in the order of the texts."""
         buffers, head = self._buffers, self._model.heads.multi_vector
         order = np.concatenate([numbers for numbers, _ in parts])
-        rows = TaskOutput.joined([rows for _, rows in parts]).taken(np.argsort(order))
+        rows = TaskOutput.concatenate([rows for _, rows in parts]).take(np.argsort(order))
         if self._job.task == Task.MULTI and head is not None:
             starts, is_query = cumulative(buffers.view(block, "lengths")), self._job.is_query
             rows = rows.where(multi_vector_mask(buffers.view(block, "ids"), starts, head, is_query=is_query))
-            rows = pooled_texts(rows, head.role(is_query))
+            rows = pool_texts(rows, head.role(is_query))
         buffers.put(block, "values", rows.values)
         buffers.put(block, "offsets", cumulative(rows.counts))
         if rows.indices is not None:

@@ -101,7 +101,7 @@ class PendingRequest:
             if self.texts_left:
                 return None
             parts = [rows for _, rows in sorted(self.parts, key=lambda part: part[0])]
-            rows = {task: TaskOutput.joined([part[task] for part in parts]) for task in parts[0]}
+            rows = {task: TaskOutput.concatenate([part[task] for part in parts]) for task in parts[0]}
         # A model runs one batch of an engine at a time, so what is not a batch of this request is its wait for one.
         return EncodeResult(rows, max(0.0, self.ended_s - self.inference_s), self.inference_s, self.last_engine)
 

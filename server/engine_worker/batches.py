@@ -69,7 +69,7 @@ def pack(slices: list[Slice]) -> PackedBatch:
         if any(piece.request.message.queries for piece in slices):
             return _with_queries(batch, slices, typed=typed)
         batch = _with_options(batch, slices, [piece.stop - piece.start for piece in slices], typed=typed)
-    return batch.sharing(_prefixes(slices)) if sharing else batch
+    return batch.with_prefixes(_prefixes(slices)) if sharing else batch
 
 
 def _prefixes(slices: list[Slice]) -> npt.NDArray[np.int32]:

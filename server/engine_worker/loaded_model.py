@@ -82,7 +82,7 @@ class LoadedModel:
         full = _batch_of([length] * max(1, budget // length), self._main_task)
         # With our kernels for CPUs the first full batch takes at most a seventh longer than the next.
         batches = [] if self.encoder.name == "cpu" else [full]
-        batches += [self.probe, self.probe.wanting(self.model.tasks)]
+        batches += [self.probe, self.probe.with_tasks(self.model.tasks)]
         if self.model.late_interaction is not None:
             batches.append(_batch_of([1, 1], Task.CLASSIFY).with_queries(np.array([True, False])))
         for batch in batches:
@@ -130,4 +130,4 @@ class LoadedModel:
 
 def _batch_of(lengths: list[int], tasks: Task) -> PackedBatch:
     """A batch of texts of these lengths, all ids 0."""
-    return PackedBatch(np.zeros(sum(lengths), np.int32), cumulative(np.array(lengths, np.int32))).wanting(tasks)
+    return PackedBatch(np.zeros(sum(lengths), np.int32), cumulative(np.array(lengths, np.int32))).with_tasks(tasks)

@@ -12,7 +12,7 @@ import orjson
 from pydantic import BaseModel, ConfigDict, Field
 
 from embert.engine import Task
-from embert.engine.heads.embedding import normalized
+from embert.engine.heads.embedding import normalize_rows
 from embert.engine.tokenization.encoded import Direction, TokenizeOptions
 from embert.server.http.errors import Invalid
 from embert.server.protocols.fields import FIELDS
@@ -216,7 +216,7 @@ async def _write_type(vectors: npt.NDArray[np.float32], kind: EmbeddingType, *, 
     """Writes vectors, which are not normalized yet if `whole`, in pieces for `join`."""
     match kind:
         case "float" | "base64":
-            return await floats_pieces(normalized(vectors) if whole else vectors, base64=kind == "base64")
+            return await floats_pieces(normalize_rows(vectors) if whole else vectors, base64=kind == "base64")
         case _:
             return await floats_pieces(await compute(vectors.size, quantize, vectors, kind, whole=whole))
 

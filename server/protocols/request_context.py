@@ -17,10 +17,10 @@ from starlette.types import Receive, Scope
 
 from embert.engine import Encoded, Task, TaskOutput
 from embert.engine.batch import cumulative
-from embert.engine.encode_batches import gathered
-from embert.engine.heads.late_interaction import multi_vector_mask, pooled_texts
+from embert.engine.encode_batches import gather
+from embert.engine.heads.late_interaction import multi_vector_mask, pool_texts
 from embert.engine.options import check_instruction_tokens
-from embert.engine.tokenization.encoded import EncodedSpans, TokenizeOptions, joined
+from embert.engine.tokenization.encoded import EncodedSpans, TokenizeOptions, concatenate
 from embert.server.config import option_name
 from embert.server.engine_client.router import EncodeResult
 from embert.server.http.errors import Invalid, PayloadTooLarge, RequestError, TooManyWeights, describe_name
@@ -343,7 +343,7 @@ class RequestContext:
                 await handle.input_tokenizer.encode(inputs, receive, check, role, prompt)
                 for inputs, role, prompt in parts
             ]
-            return joined(both)
+            return concatenate(both)
 
         all_texts = InputTexts([*texts.firsts, *documents], str, self.breakdown.characters, 0)
         least = partial(all_texts.least_tokens, handle.model.max_input_length)
@@ -351,7 +351,7 @@ class RequestContext:
         encoded: Encoded = await self._encode(encode, all_texts, least, check, options.second_param)
         queries, count = len(texts.firsts), encoded.sequences
         order = np.arange(count) if queries == 1 else np.arange(count).reshape(2, queries).T.reshape(-1)
-        return gathered(encoded, order, cumulative(encoded.lengths))
+        return gather(encoded, order, cumulative(encoded.lengths))
 
     def _read_texts(self, inputs: TextsAndIds, param: str) -> InputTexts:
         self._param = param
@@ -456,7 +456,7 @@ class RequestContext:
             if role.pooling is None:
                 result.token_ids = encoded.ids[row_mask]
             else:  # milliseconds for a long text
-                rows = await asyncio.to_thread(pooled_texts, rows, role)
+                rows = await asyncio.to_thread(pool_texts, rows, role)
             result.rows[Task.MULTI] = rows
         return result
 

@@ -185,7 +185,7 @@ def test_rows_of_a_shared_prefix(program: Path, tmp_path: Path, kind: str, gemm:
     for sequence, (owner, tokens) in enumerate(begins):
         of, own = batch.cu_seqlens[owner], batch.cu_seqlens[sequence]
         batch.ids[own : own + tokens] = batch.ids[of : of + tokens]
-    rows, pooled = computed(program, model, gemm, FLOAT16, batch.sharing(begins))
+    rows, pooled = computed(program, model, gemm, FLOAT16, batch.with_prefixes(begins))
     every, expected = computed(program, model, gemm, FLOAT16, batch)
     positions = np.concatenate([np.arange(length) for length in np.diff(batch.cu_seqlens)])
     np.testing.assert_array_equal(rows, every[positions >= np.repeat(begins[:, 1], np.diff(batch.cu_seqlens))])

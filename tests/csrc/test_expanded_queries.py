@@ -24,12 +24,12 @@ def test_vectors_are_those_of_an_attention_mask(tmp_path: Path, case: str, dtype
     wide = {"head_dim": 288} if case == "mistral, both ways" else None
     folder, sequences = pylate(tmp_path / "model", case=case, shape=wide, query_length=100), expanded_sequences()
     encoder = make_encoder(engine.load_model(str(folder)), dtype=dtype, gemm=gemm)
-    batch = engine.pack(sequences).wanting(Task.MULTI)
+    batch = engine.pack(sequences).with_tasks(Task.MULTI)
     rows = encoder.wait(encoder.submit(batch))[Task.MULTI]
     for number, expected in enumerate(masked_vectors(folder, sequences)):
         ours = rows.slice(number, number + 1).values
         assert (ours * expected).sum(1).min() >= (0.99999 if dtype == "float32" else 0.9995)
-        alone = encoder.wait(encoder.submit(batch.taken(np.array([number]))))[Task.MULTI].values
+        alone = encoder.wait(encoder.submit(batch.take(np.array([number]))))[Task.MULTI].values
         assert agrees(encoder, alone, ours)
     encoder.close()
 

@@ -104,9 +104,9 @@ def test_a_text_is_batch_invariant(of: ModelCheckpoint, encoder: CudaEncoder) ->
     random = np.random.default_rng(3)
     for _ in range(30):
         rows = random.permutation(len(LENGTHS))[: int(random.integers(1, len(LENGTHS) + 1))]
-        assert agrees(encoder, encoder.encode(of.batch.taken(rows)), together[rows])
+        assert agrees(encoder, encoder.encode(of.batch.take(rows)), together[rows])
     for row in range(len(LENGTHS)):
-        assert agrees(encoder, encoder.encode(of.batch.taken(np.array([row]))), together[row : row + 1])
+        assert agrees(encoder, encoder.encode(of.batch.take(np.array([row]))), together[row : row + 1])
 
 
 @pytest.fixture(scope="module")
@@ -133,7 +133,7 @@ def test_two_batches_of_many_adapters_in_flight(adapted: CudaEncoder) -> None:
     random = np.random.default_rng(5)
     batches = [random_batch(random, 24) for _ in range(60)]
     single = [
-        np.concatenate([adapted.encode(batch.taken(np.array([row]))) for row in range(batch.sequences)])
+        np.concatenate([adapted.encode(batch.take(np.array([row]))) for row in range(batch.sequences)])
         for batch in batches
     ]
     ticket, outputs = adapted.submit(batches[0]), []
@@ -248,7 +248,7 @@ def test_decisions_of_layers_after_an_encoder(decider: tuple[Path, Any, Scorer],
     random = np.random.default_rng(3)
     for _ in range(10):
         rows = random.permutation(batch.sequences)[: int(random.integers(1, 20))]
-        assert agrees(encoder, decide(encoder, batch.taken(rows)), together[rows])
+        assert agrees(encoder, decide(encoder, batch.take(rows)), together[rows])
     for row in range(batch.sequences):
-        assert agrees(encoder, decide(encoder, batch.taken(np.array([row]))), together[row : row + 1])
+        assert agrees(encoder, decide(encoder, batch.take(np.array([row]))), together[row : row + 1])
     encoder.close()

@@ -14,7 +14,7 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812  # as everywhere in torch
 
-from embert.engine.quantization.rows import product, quantized_rows, quantized_weight
+from embert.engine.quantization.rows import product, quantize_rows, quantize_weight
 from tests.csrc.host_program import CSRC
 
 pytestmark = pytest.mark.timeout(600)  # compilers and an emulator, on cores that others may use
@@ -148,6 +148,6 @@ def test_attention_with_rope_and_a_window(neon: Neon, window: int) -> None:
 
 @pytest.mark.parametrize("rows", [1, 7])
 def test_int8_is_the_definition(neon: Neon, rows: int) -> None:
-    x, weight, bias = drawn(1, rows, 256), quantized_weight(drawn(2, 70, 256), "w"), drawn(3, 70)
+    x, weight, bias = drawn(1, rows, 256), quantize_weight(drawn(2, 70, 256), "w"), drawn(3, 70)
     found = neon("int8", [rows, 70, 256], x, weight.integers, weight.scales, bias)
-    assert np.array_equal(found.reshape(rows, 70), product(quantized_rows(x), weight, bias))
+    assert np.array_equal(found.reshape(rows, 70), product(quantize_rows(x), weight, bias))

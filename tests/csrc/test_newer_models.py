@@ -87,7 +87,10 @@ def test_shared_prefixes_change_no_bits(tmp_path: Path, columns: int, window: in
     for chosen in (range(2), range(2, 7), range(len(texts))):  # no prefixes; few rows; many
         batch = pack([texts[text] for text in chosen])
         moved = [(prefixes[text][0] - chosen[0], prefixes[text][1]) for text in chosen]
-        apart, together = encoder.encode(batch), encoder.encode(batch.sharing(np.maximum(moved, 0).astype(np.int32)))
+        apart, together = (
+            encoder.encode(batch),
+            encoder.encode(batch.with_prefixes(np.maximum(moved, 0).astype(np.int32))),
+        )
         alone = [encoder.encode(pack([texts[text]]))[0] for text in chosen]
         assert together.tobytes() == apart.tobytes() == np.array(alone).tobytes()
     for wrong in ((0, 12), (0, 304), (2, 8), (1, 296)):

@@ -61,7 +61,7 @@ def encoder(folder: Path) -> Iterator[CudaEncoder]:
 
 
 def of(batch: PackedBatch, sequence: int, task: Task) -> PackedBatch:
-    return batch.taken(np.array([sequence])).wanting(task)
+    return batch.take(np.array([sequence])).with_tasks(task)
 
 
 def pairs(rows: TaskOutput, place: int) -> tuple[bytes, bytes]:
@@ -94,7 +94,7 @@ def hugging_face(folder: Path, batch: PackedBatch, twice: bool) -> npt.NDArray[n
 def test_against_hugging_face(
     folder: Path, random: np.random.Generator, gemm: str, dtype: str, cosine: float, twice: bool
 ) -> None:
-    batch = packed(random, np.array([3, 16, 17, 40, 129, 512, 64])).wanting(Task.SPARSE)
+    batch = packed(random, np.array([3, 16, 17, 40, 129, 512, 64])).with_tasks(Task.SPARSE)
     try:
         made = CudaEncoder(splade(folder, dataclasses.replace(HEAD, twice=twice)), gemm=gemm, dtype=dtype)
     except UnsupportedModel as error:
@@ -128,8 +128,8 @@ def test_pairs_are_batch_invariant(encoder: CudaEncoder, random: np.random.Gener
 
 def test_more_pairs_than_there_is_room_for(encoder: CudaEncoder, random: np.random.Generator) -> None:
     """Room is for 8 Mi pairs: the rest of the texts run again, while another batch is in flight."""
-    batch = packed(random, random.integers(4, 9, 600)).wanting(Task.SPARSE)
-    other = packed(random, random.integers(1, 100, 30)).wanting(Task.SPARSE)
+    batch = packed(random, random.integers(4, 9, 600)).with_tasks(Task.SPARSE)
+    other = packed(random, random.integers(1, 100, 30)).with_tasks(Task.SPARSE)
     first, second = encoder.submit(batch), encoder.submit(other)
     rows, others = encoder.wait(first)[Task.SPARSE], encoder.wait(second)[Task.SPARSE]
     assert len(rows.values) > 8 << 20

@@ -71,7 +71,7 @@ def encoder(folder: Path) -> Iterator[CudaEncoder]:
 
 def part(batch: PackedBatch, rows: npt.NDArray[np.int64] | list[int], tasks: Any) -> PackedBatch:
     """Some sequences of a batch; `tasks`: of each, or of all."""
-    return dataclasses.replace(batch.taken(np.array(rows)), tasks=np.broadcast_to(np.uint8(tasks), len(rows)))
+    return dataclasses.replace(batch.take(np.array(rows)), tasks=np.broadcast_to(np.uint8(tasks), len(rows)))
 
 
 def run(encoder: CudaEncoder, batch: PackedBatch) -> dict[Task, TaskOutput]:
@@ -184,7 +184,7 @@ def test_tasks_of_one_batch_do_not_touch_each_other(
         assert set(outputs) == {task for task in TASKS if task in mixed.wanted}
         for task, got in outputs.items():
             chosen = rows[mixed.sequences_of(task)]
-            assert same(ours, got, TaskOutput.joined([single[task].slice(i, i + 1) for i in chosen])), task
+            assert same(ours, got, TaskOutput.concatenate([single[task].slice(i, i + 1) for i in chosen])), task
     for row in range(len(everyone)):
         for task in TASKS:
             one = run(ours, part(batch, [row], task))[task]
@@ -213,21 +213,21 @@ def test_scores_are_those_of_the_vectors(
     batch.ids[random.random(batch.tokens) < 0.2] = skipped[0]
     of_all = np.repeat(np.arange(len(lengths)), lengths[order])
     batch.ids[of_all == int(np.flatnonzero(~is_query[order])[-1])] = skipped[1]  # a document without vectors
-    scored = batch.wanting(Task.CLASSIFY).with_queries(is_query[order])
+    scored = batch.with_tasks(Task.CLASSIFY).with_queries(is_query[order])
     scoring = Scoring.of(scored, head)
     assert scoring is not None
     got = run(ours, scored)[Task.CLASSIFY].values
-    vectors = run(ours, batch.wanting(Task.MULTI))
+    vectors = run(ours, batch.with_tasks(Task.MULTI))
     np.testing.assert_allclose(got, scoring.finish(vectors)[Task.CLASSIFY].values, rtol=2e-5, atol=2e-5)
     assert got.min() == NO_VECTORS
     asked = np.maximum.accumulate(np.where(is_query[order], np.arange(len(lengths)), 0))
     for number, document in enumerate(scored.sequences_of(Task.CLASSIFY)):
-        pair = scored.taken(np.array([asked[document], document]))
+        pair = scored.take(np.array([asked[document], document]))
         assert agrees(ours, run(ours, pair)[Task.CLASSIFY].values, got[number : number + 1]), number
     assert scored.tasks is not None
     half = (random.random(len(lengths)) < 0.5) & ~is_query[order]
     mixed = dataclasses.replace(scored, tasks=np.where(half, np.uint8(Task.MULTI), scored.tasks))
     outputs = run(ours, mixed)
-    assert same(ours, outputs[Task.MULTI], vectors[Task.MULTI].taken(np.flatnonzero(half)))
+    assert same(ours, outputs[Task.MULTI], vectors[Task.MULTI].take(np.flatnonzero(half)))
     assert agrees(ours, outputs[Task.CLASSIFY].values, got[~half[scored.sequences_of(Task.CLASSIFY)]])
     ours.close()

@@ -185,7 +185,7 @@ class StandInEncoder:
         # One sequence at a time: as on a GPU, its bits do not depend on the others.
         assert prefixes is None, "the CPU encoder runs texts one by one"
         batch = PackedBatch(ids, cu_seqlens, types)
-        texts = [self._cpu.encode(batch.taken(np.array([i])), Task.TOKENS) for i in range(batch.sequences)]
+        texts = [self._cpu.encode(batch.take(np.array([i])), Task.TOKENS) for i in range(batch.sequences)]
         wanted = [Task.EMBED] * len(texts) if tasks is None else [Task(int(each)) for each in tasks]
         outputs: list[Output] = []
         for task in (task for task in Task if any(task in each for each in wanted)):

@@ -26,7 +26,7 @@ from embert.engine.encoders.positions import relative_rows
 from embert.engine.encoders.torch import attention as torch_attention
 from embert.engine.models.encoder_config import Disentangled, EncoderConfig, Rotary
 from embert.engine.models.tensor_names import TensorNames
-from embert.engine.quantization.rows import product, quantized_rows, quantized_weight
+from embert.engine.quantization.rows import product, quantize_rows, quantize_weight
 from embert.engine.tasks import Task
 from embert.engine.weights.checkpoint import Checkpoint
 from tests.engine.conftest import Floats, random_sequences, small_tokenizer
@@ -101,7 +101,7 @@ def test_norms(columns: int, with_beta: bool) -> None:
         exact = F.rms_norm(double(x), (columns,), double(gamma), 1e-6)
     else:
         exact = F.layer_norm(double(x), (columns,), double(gamma), double(beta), 1e-6)
-    torch.testing.assert_close(double(kernels.normalized(x, (gamma, beta, 1e-6))), exact, rtol=1e-5, atol=2e-6)
+    torch.testing.assert_close(double(kernels.apply_norm(x, (gamma, beta, 1e-6))), exact, rtol=1e-5, atol=2e-6)
 
 
 @pytest.mark.usefixtures("_threads")
@@ -138,7 +138,7 @@ def exact_attention(
     parts = double(qkv[start : start + n * length]).view(n, length, heads + 2 * kv_heads, -1).transpose(1, 2)
     q, k, v = parts.tensor_split((heads, heads + kv_heads), 1)
     if positions.rotation is not None:
-        q, k = (torch_attention.rotated(each.float(), positions.rotation).double() for each in (q, k))
+        q, k = (torch_attention.rotate(each.float(), positions.rotation).double() for each in (q, k))
     k, v = (each.repeat_interleave(heads // kv_heads, 1) for each in (k, v))
     scores = q @ k.mT
     distances = torch.arange(length) - torch.arange(length)[:, None]
@@ -244,8 +244,8 @@ def test_linear_layer_in_eight_bits_is_the_definitions(rows: int, inputs: int, o
     weight, bias = drawn(2, outputs, inputs), drawn(3, outputs)
     x = drawn(1, rows, inputs) * np.logspace(-20, 5, rows, dtype=np.float32)[:, None]
     x[rows // 2] = 0
-    wanted = product(quantized_rows(x), quantized_weight(weight, "w"), bias)
-    parts = [quantized_weight(weight[: outputs // 3], "w"), quantized_weight(weight[outputs // 3 :], "w")]
+    wanted = product(quantize_rows(x), quantize_weight(weight, "w"), bias)
+    parts = [quantize_weight(weight[: outputs // 3], "w"), quantize_weight(weight[outputs // 3 :], "w")]
     np.testing.assert_array_equal(kernels.int8_linear(parts, bias)(x), wanted)
 
 
@@ -253,17 +253,17 @@ def test_linear_layer_in_eight_bits_is_the_definitions(rows: int, inputs: int, o
 def test_numbers_that_are_not_finite_stay_visible_in_int8(wrong: float) -> None:
     x = drawn(1, 8, 384)
     x[3, 200] = wrong
-    layer = kernels.int8_linear([quantized_weight(drawn(2, 64, 384), "w")], drawn(3, 64))
+    layer = kernels.int8_linear([quantize_weight(drawn(2, 64, 384), "w")], drawn(3, 64))
     found = np.isfinite(layer(x)).all(1)
     assert found.tolist() == [row != 3 for row in range(8)]
 
 
 def test_sums_of_eight_bits_are_exact_at_their_ends() -> None:
     """Every integer 127 or -127: no product saturates."""
-    weight = quantized_weight(drawn(2, 64, 384), "w")
+    weight = quantize_weight(drawn(2, 64, 384), "w")
     hard = weight._replace(integers=np.where(weight.integers < 0, -127, 127).astype(np.int8))
     x = drawn(1, 3, 384)
-    wanted = product(quantized_rows(x), hard, np.zeros(64, np.float32))
+    wanted = product(quantize_rows(x), hard, np.zeros(64, np.float32))
     np.testing.assert_array_equal(kernels.int8_linear([hard], np.zeros(64, np.float32))(x), wanted)
 
 
@@ -321,12 +321,12 @@ def test_bits_do_not_depend_on_the_batch(case: str, pooling: str | None, dtype: 
     # Without the padding token, whose position is not the next one.
     sequences = [np.maximum(ids, 4) for ids in random_sequences([3, 17, 60, 17, 1, 33, 100, 200], 64)]
     encoder = create_encoder(model, device="cpu", dtype=dtype)
-    whole = encoder.wait(encoder.submit(engine.pack(sequences).wanting(Task.TOKENS)))[Task.TOKENS].values
+    whole = encoder.wait(encoder.submit(engine.pack(sequences).with_tasks(Task.TOKENS)))[Task.TOKENS].values
     vectors = encoder.encode(engine.pack(sequences))
     starts = np.cumsum([0, *map(len, sequences)])
     for number, ids in enumerate(sequences):
         alone = engine.pack([ids])
-        rows = encoder.wait(encoder.submit(alone.wanting(Task.TOKENS)))[Task.TOKENS].values
+        rows = encoder.wait(encoder.submit(alone.with_tasks(Task.TOKENS)))[Task.TOKENS].values
         np.testing.assert_array_equal(rows, whole[starts[number] : starts[number + 1]])
         np.testing.assert_array_equal(encoder.encode(alone)[0], vectors[number])
     encoder.close()

@@ -18,7 +18,7 @@ from embert.engine.batch import PackedBatch
 from embert.engine.encoders.cuda import encoder as cuda
 from embert.engine.encoders.cuda.encoder import CudaEncoder
 from embert.engine.encoders.cuda.shapes import refusal, shares_tasks
-from embert.engine.encoders.cuda.weights import chosen_dtype
+from embert.engine.encoders.cuda.weights import select_dtype
 from embert.engine.encoders.self_test import tasks_never_finite
 from embert.engine.errors import BrokenModel, EncoderError, UnsupportedModel
 from embert.engine.model import Model
@@ -108,20 +108,20 @@ def test_hidden_states_of_gemma_exceed_float16(model_folder: ModelFolder, tmp_pa
     for case, expected in (("gemma3_text", "bfloat16"), ("qwen3", "float16")):
         model = engine.load_model(str(model_folder(case)))
         checkpoint = Checkpoint.open(model)
-        dtype, reason = chosen_dtype("auto", model, checkpoint)
+        dtype, reason = select_dtype("auto", model, checkpoint)
         assert (dtype, "65504" in reason) == (expected, expected == "bfloat16")
         for other in ("bfloat16", "float32"):
-            assert chosen_dtype(other, model, checkpoint) == (other, "")
+            assert select_dtype(other, model, checkpoint) == (other, "")
     gemma = engine.load_model(str(copytree(model_folder("gemma3_text"), tmp_path / "copy")))
     for narrow in ("float16", "int8"):
         with pytest.raises(UnsupportedModel, match=f"in {narrow}: hidden states of gemma3_text.*choose bfloat16"):
-            chosen_dtype(narrow, gemma, Checkpoint.open(gemma))
+            select_dtype(narrow, gemma, Checkpoint.open(gemma))
     path = gemma.weights_folder / "model.safetensors"
     weights = load_file(path)
     weights["layers.1.mlp.down_proj.weight"][3, 5] = float("nan")
     save_file(weights, path, {"format": "pt"})
     with pytest.raises(BrokenModel, match=r"layer\.1\.output\.dense\.weight"):
-        chosen_dtype("auto", gemma, Checkpoint.open(gemma))
+        select_dtype("auto", gemma, Checkpoint.open(gemma))
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ from embert.engine.heads.description import (
     TokenPooling,
     TokenWeights,
 )
-from embert.engine.heads.late_interaction import NO_VECTORS, max_sim, pooled
+from embert.engine.heads.late_interaction import NO_VECTORS, max_sim, pool
 from embert.engine.memory_estimate import estimate_memory
 from embert.engine.model import Model
 from embert.engine.tasks import Task
@@ -179,19 +179,19 @@ def test_padding_at_the_end_of_a_classified_text_is_not_run() -> None:
     trimmed = without_padding(batch, PADDING)
     assert trimmed.ids.tolist() == [1, 9, 2, 9, 3, 9, 4]
     assert trimmed.cu_seqlens.tolist() == [0, 3, 4, 6, 7]
-    assert without_padding(trimmed.taken(np.array([0, 2, 3])), PADDING).ids.tolist() == [1, 9, 2, 3, 9, 4]
+    assert without_padding(trimmed.take(np.array([0, 2, 3])), PADDING).ids.tolist() == [1, 9, 2, 3, 9, 4]
 
 
 def test_tokens_that_queries_do_not_attend_to(model: Model, make: Make) -> None:
     head = MultiVector((COLBERT,), query=Role(expansion=Expansion(9, 32, attended=False)))
     encoder, gpu = make(dataclasses.replace(model, heads=Heads(multi_vector=head), embeds=False, after_pooling=()))
     batch = engine.pack([np.array(ids, np.int32) for ids in ([5, 6, 9, 9], [9, 9], [5, 9, 6])])
-    encoder.wait(encoder.submit(batch.wanting(Task.MULTI)))
+    encoder.wait(encoder.submit(batch.with_tasks(Task.MULTI)))
     assert gpu.attended.tolist() == [2, 2, 3]
-    scored = batch.wanting(Task.CLASSIFY).with_queries(np.array([True, False, False]))
+    scored = batch.with_tasks(Task.CLASSIFY).with_queries(np.array([True, False, False]))
     encoder.wait(encoder.submit(scored))
     assert gpu.attended.tolist() == [2, 2, 3]
-    encoder.wait(encoder.submit(batch.taken(np.array([1, 2])).wanting(Task.MULTI)))
+    encoder.wait(encoder.submit(batch.take(np.array([1, 2])).with_tasks(Task.MULTI)))
     assert gpu.attended is None
 
 
@@ -211,11 +211,11 @@ def test_scores_of_documents_with_the_last_query_before_them(
     tasks = np.array([4, 4, 16, 4, 4, 4, 4], np.uint8)
     batch = dataclasses.replace(engine.pack(ids), tasks=tasks).with_queries(is_query)
     outputs = encoder.wait(encoder.submit(batch))
-    vectors = encoder.wait(encoder.submit(engine.pack(ids).wanting(Task.MULTI)))[Task.MULTI]
+    vectors = encoder.wait(encoder.submit(engine.pack(ids).with_tasks(Task.MULTI)))[Task.MULTI]
     np.testing.assert_array_equal(outputs[Task.MULTI].values, vectors.slice(2, 3).values)
     expected = []
     for query, document in ((0, 1), (3, 4), (3, 5), (3, 6)):
-        own = pooled(vectors.slice(document, document + 1).values[ids[document] != 7], head.document)
+        own = pool(vectors.slice(document, document + 1).values[ids[document] != 7], head.document)
         expected.append(max_sim(vectors.slice(query, query + 1).values, own, head))
     np.testing.assert_allclose(outputs[Task.CLASSIFY].values[:, 0], expected, rtol=1e-5)
     assert expected[-1] == NO_VECTORS

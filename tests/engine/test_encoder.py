@@ -139,7 +139,7 @@ def test_empty_batch(float32_encoder: Encoder) -> None:
     empty = engine.pack([])
     assert (empty.tokens, empty.sequences) == (0, 0)
     assert float32_encoder.encode(empty).shape == (0, 384)
-    assert float32_encoder.wait(float32_encoder.submit(empty.wanting(Task.TOKENS))) == {}
+    assert float32_encoder.wait(float32_encoder.submit(empty.with_tasks(Task.TOKENS))) == {}
 
 
 def test_two_batches_in_flight_and_arrays_used_again(float32_encoder: Encoder) -> None:

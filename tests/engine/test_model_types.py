@@ -173,7 +173,7 @@ READS = {
 def has_the_same_outputs(folder: Path, head: str, change: Callable[[], object]) -> None:
     """Asserts that a model with this head has the same bits before and after `change` of its files."""
     pooling, task = READS[head]
-    batch, outputs = engine.pack(random_sequences([3, 40], 60)).wanting(task), []
+    batch, outputs = engine.pack(random_sequences([3, 40], 60)).with_tasks(task), []
     for _ in range(2):
         encoder = engine.load_encoder(engine.load_model(str(folder), pooling=pooling), device="cpu")
         outputs.append(encoder.wait(encoder.submit(batch))[task])

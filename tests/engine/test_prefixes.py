@@ -50,7 +50,7 @@ def test_bits_do_not_depend_on_a_shared_prefix(case: str, dtype: str, tmp_path: 
         order = random.permutation(len(texts))
         moved = [(int(np.argsort(order)[prefixes[text][0]]), prefixes[text][1]) for text in order]
         batch = engine.pack([texts[text] for text in order])
-        together = encoder.encode(batch.sharing(np.array(moved, np.int32)))
+        together = encoder.encode(batch.with_prefixes(np.array(moved, np.int32)))
         alone = [encoder.encode(engine.pack([texts[text]]))[0] for text in order]
         np.testing.assert_array_equal(together, alone)
     encoder.close()

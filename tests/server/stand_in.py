@@ -111,14 +111,14 @@ class StandIn(Encoder):
             raise EncoderError("the stand-in was told to fail")
         scoring = Scoring.of(batch, self._scores)
         if scoring is not None:
-            batch = batch.wanting(Task.MULTI)
+            batch = batch.with_tasks(Task.MULTI)
         response = {}
         for task in batch.wanted:
             rows = [self._rows(task, batch, int(index)) for index in batch.sequences_of(task)]
             for index, row in zip(batch.sequences_of(task), rows, strict=True):
                 if orders[index] == NAN:
                     row.values[0, row.values.shape[1] // 2] = np.nan
-            response[task] = TaskOutput.joined(rows)
+            response[task] = TaskOutput.concatenate(rows)
         return response if scoring is None else scoring.finish(response)
 
     def _rows(self, task: Task, batch: PackedBatch, index: int) -> TaskOutput:

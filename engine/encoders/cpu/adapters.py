@@ -18,20 +18,20 @@ from embert.engine.weights.checkpoint import Checkpoint
 Floats = npt.NDArray[np.float32]
 
 
-def chosen_adapters(adapters: npt.NDArray[np.int64], config: EncoderConfig) -> Floats | None:
-    """`chosen`: float32 [T, n], 1 where a token has an adapter. From their numbers [T], -1: none.
+def select_adapters(adapters: npt.NDArray[np.int64], config: EncoderConfig) -> Floats | None:
+    """Returns the `adapter_mask`: float32 [T, n], 1 where a token has an adapter; None if no token has one.
 
-    None where no token has one: then nothing is computed.
+    `adapters` [T] are their numbers, -1: none.
     """
     if config.adapters is None or not (adapters >= 0).any():
         return None
-    chosen: Floats = (adapters[:, None] == np.arange(len(config.adapters.names))).astype(np.float32)
-    return chosen
+    adapter_mask: Floats = (adapters[:, None] == np.arange(len(config.adapters.names))).astype(np.float32)
+    return adapter_mask
 
 
-def only_chosen(every: Floats, chosen: Floats) -> Floats:
-    """[T, n · rank] with zeros in place of the adapters that a row does not have."""
-    return (every.reshape(*chosen.shape, -1) * chosen[:, :, None]).reshape(every.shape)
+def mask_columns(every: Floats, adapter_mask: Floats) -> Floats:
+    """Zeroes the columns of adapters that a row does not have: [T, n · rank]."""
+    return (every.reshape(*adapter_mask.shape, -1) * adapter_mask[:, :, None]).reshape(every.shape)
 
 
 def additions(
@@ -45,13 +45,13 @@ def additions(
     adapters, first = config.adapters, next(filter(None, parts), None)
     if adapters is None or first is None:
         return None
-    scaled = []
+    factors = []
     for name, part, scale in zip(names, parts, scales, strict=True):
         rows = checkpoint.stored(name).shape[0]
         left = np.zeros((len(adapters.names), rows, adapters.rank), np.float32) if part is None else part.left
         right = first.right if part is None else part.right
-        scaled.append(LowRank(left * np.float32(adapters.scale * scale), right))
-    left, right = _join(scaled)
+        factors.append(LowRank(left * np.float32(adapters.scale * scale), right))
+    left, right = _join(factors)
     return LowRank(np.concatenate(left, 1), np.concatenate(right))
 
 

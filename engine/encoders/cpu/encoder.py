@@ -69,14 +69,14 @@ class Ticket:
     prefixes: Ints | None = None  # [B, 2] of PackedBatch; then sequences are sorted by prefix, and then by length
     scoring: Scoring | None = None  # where it is set, all sequences request MULTI
 
-    def wanting(self, task: Task) -> npt.NDArray[np.bool_]:
+    def mask_of(self, task: Task) -> npt.NDArray[np.bool_]:
         """Mask of the sequences that want a task: [B], in their order."""
         wants: npt.NDArray[np.bool_] = (self.tasks & np.uint8(task)) != 0
         return wants
 
 
 class CpuEncoder(Encoder):
-    """See embert.engine.encoders.base.Encoder. `submit` only sorts and copies; `wait` does the work."""
+    """Encoder on a CPU. `submit` only sorts and copies; `wait` does the work."""
 
     name = "cpu"
     device = "cpu"
@@ -167,7 +167,7 @@ class CpuEncoder(Encoder):
         batch.check(self._has, self.width, self._adapters, self.sharing.tasks)
         scoring = Scoring.of(batch, self._scores)
         if scoring is not None:
-            batch = batch.wanting(Task.MULTI)
+            batch = batch.with_tasks(Task.MULTI)
         starts = batch.cu_seqlens[:-1].astype(np.int64)
         lengths = np.diff(batch.cu_seqlens).astype(np.int64)
         whole = lengths if batch.prefixes is None else lengths + batch.prefixes[:, 1]
@@ -244,18 +244,18 @@ class CpuEncoder(Encoder):
 
     def _rows(self, task: Task, parts: Sequence[Mapping[Task, TaskOutput]], ticket: Ticket) -> TaskOutput:
         """The rows of the sequences that want a task, in the order submitted, from those of the runs."""
-        wanting = ticket.order[ticket.wanting(task)]
+        order = ticket.order[ticket.mask_of(task)]
         of_runs = [part[task] for part in parts if task in part]
         if not of_runs:  # a batch without sequences wants EMBED
             return TaskOutput.one_each(np.empty((0, self.width), np.float32))
-        rows = TaskOutput.joined(of_runs)
-        if len(wanting) > 1:
-            rows = rows.taken(np.argsort(wanting))
+        rows = TaskOutput.concatenate(of_runs)
+        if len(order) > 1:
+            rows = rows.take(np.argsort(order))
         if task != Task.EMBED:
             return rows
-        chosen = np.sort(wanting)
-        dimensions = None if ticket.dimensions is None else ticket.dimensions[chosen]
-        normalize = None if ticket.normalize is None else ticket.normalize[chosen]
+        sequences = np.sort(order)
+        dimensions = None if ticket.dimensions is None else ticket.dimensions[sequences]
+        normalize = None if ticket.normalize is None else ticket.normalize[sequences]
         return TaskOutput.one_each(self._embedding(rows.values, dimensions, normalize))
 
     def _run(self, ticket: Ticket, run: Run) -> dict[Task, TaskOutput]:
@@ -264,23 +264,23 @@ class CpuEncoder(Encoder):
         tasks = Task(int(np.bitwise_or.reduce(ticket.tasks[run.sequences])))
         one_row = self._one_row(tasks)
         token_types = None if ticket.token_types is None else ticket.token_types[run.tokens]
-        chosen = one_row_each(groups, one_row) if one_row else None
-        if chosen is not None and Task.CLASSIFY in tasks and (ids[chosen] == self._padding_id).any():
-            chosen = None  # the classifier takes an earlier row
+        last_rows = one_row_each(groups, one_row) if one_row else None
+        if last_rows is not None and Task.CLASSIFY in tasks and (ids[last_rows] == self._padding_id).any():
+            last_rows = None  # the classifier takes an earlier row
         rows = self._transformer(
             ids,
             ticket.positions[run.tokens],
             None if self._types_of_questions else token_types,
             None if ticket.adapters is None else ticket.adapters[run.tokens],
             groups,
-            chosen,
+            last_rows,
         )
-        if chosen is not None:  # as if each sequence had one token
-            ids, groups = ids[chosen], [Group(0, len(chosen), 1)]
+        if last_rows is not None:  # as if each sequence had one token
+            ids, groups = ids[last_rows], [Group(0, len(last_rows), 1)]
         prompt_tokens = None if ticket.prompt_tokens is None else ticket.prompt_tokens[run.sequences]
         hidden = Hidden(rows, ids, groups, prompt_tokens, token_types)
         return {
-            task: head(hidden.of(ticket.wanting(task)[run.sequences]))
+            task: head(hidden.of(ticket.mask_of(task)[run.sequences]))
             for task, head in self._heads.items()
             if task in tasks
         }

@@ -48,7 +48,7 @@ class RoutedFeedForward:
             for inner, outer in zip(*stored, strict=True)
         ]
 
-    def __call__(self, x: Any, _chosen: Floats | None, residual: Any) -> Any:
+    def __call__(self, x: Any, _adapter_mask: Floats | None, residual: Any) -> Any:
         """[T, hidden] → [T, hidden], with `residual` added. No model has experts and adapters."""
         weights = routing_weights(self._router(self._operators.leave(x)), self._top_k)
         total = self._operators.leave(residual) + self._bias
@@ -57,7 +57,7 @@ class RoutedFeedForward:
             if len(rows):
                 outputs = self._operators.leave(outer(inner(x[rows], None), None))
                 total[rows] += outputs * weights[rows, number, None]
-        return self._operators.rounded(self._operators.enter(total))
+        return self._operators.to_dtype(self._operators.enter(total))
 
 
 def routing_weights(logits: Floats, top_k: int) -> Floats:
@@ -67,6 +67,6 @@ def routing_weights(logits: Floats, top_k: int) -> Floats:
     """
     weights: Floats = np.exp(logits - logits.max(1, keepdims=True))
     weights /= weights.sum(1, keepdims=True)
-    dropped = np.argsort(-weights, axis=1, kind="stable")[:, top_k:]
-    np.put_along_axis(weights, dropped, np.float32(0), 1)
+    others = np.argsort(-weights, axis=1, kind="stable")[:, top_k:]
+    np.put_along_axis(weights, others, np.float32(0), 1)
     return weights

@@ -19,8 +19,8 @@ from embert.engine.encoders.cpu.runs import Group
 from embert.engine.encoders.cpu.transformer import Layer, read_norm
 from embert.engine.files.safetensors_file import Tensor
 from embert.engine.heads import description
-from embert.engine.heads.embedding import normalized
-from embert.engine.heads.token_rows import pooled_rows, token_weight_rows
+from embert.engine.heads.embedding import normalize_rows
+from embert.engine.heads.token_rows import pool_rows, token_weight_rows
 from embert.engine.model import Model
 from embert.engine.models.encoder_config import EncoderConfig
 from embert.engine.models.tensor_names import FINAL_NORM, TOKEN_TYPE_EMBEDDINGS
@@ -39,7 +39,7 @@ def one_row_each(groups: Sequence[Group], pooling: str) -> npt.NDArray[np.int64]
     return np.concatenate(rows)
 
 
-def pooled(
+def pool_groups(
     hidden: Floats,
     groups: Sequence[Group],
     pooling: str,
@@ -55,7 +55,7 @@ def pooled(
     if prompt_tokens is None and pooling == "max":
         rows = [hidden[start : start + n * length].reshape(n, length, -1).max(1) for start, n, length, *_ in groups]
         return np.concatenate(rows)
-    return pooled_rows(hidden, cumulative(lengths_of(groups)), pooling, prompt_tokens)
+    return pool_rows(hidden, cumulative(lengths_of(groups)), pooling, prompt_tokens)
 
 
 def lengths_of(groups: Sequence[Group]) -> npt.NDArray[np.int32]:
@@ -88,18 +88,18 @@ class Hidden:
     def lengths(self) -> npt.NDArray[np.int32]:
         return lengths_of(self.groups)
 
-    def of(self, chosen: npt.NDArray[np.bool_]) -> Hidden:
-        """The hidden states of the sequences where `chosen` [n] is true."""
-        if chosen.all():
+    def of(self, mask: npt.NDArray[np.bool_]) -> Hidden:
+        """The hidden states of the sequences where `mask` [n] is true."""
+        if mask.all():
             return self
-        (tokens,) = np.nonzero(np.repeat(chosen, self.lengths))
+        (tokens,) = np.nonzero(np.repeat(mask, self.lengths))
         groups, start = [], 0
         bounds = np.cumsum([0, *(group.sequences for group in self.groups)])
         for group, (first, last) in zip(self.groups, itertools.pairwise(bounds), strict=True):
-            if n := int(np.count_nonzero(chosen[first:last])):
+            if n := int(np.count_nonzero(mask[first:last])):
                 groups.append(Group(start, n, group.length, group.keys))
                 start += n * group.length
-        prompt_tokens = None if self.prompt_tokens is None else self.prompt_tokens[chosen]
+        prompt_tokens = None if self.prompt_tokens is None else self.prompt_tokens[mask]
         types = None if self.token_types is None else self.token_types[tokens]
         return Hidden(self.rows[tokens], self.ids[tokens], groups, prompt_tokens, types)
 
@@ -144,8 +144,8 @@ class Pooled:
         self._pooling, self._operators = pooling, operators
 
     def __call__(self, hidden: Hidden) -> TaskOutput:
-        """[n, hidden · modes]."""
-        rows = pooled(hidden.rows, hidden.groups, self._pooling, self._operators, hidden.prompt_tokens)
+        """Pooled rows of n sequences: [n, hidden · modes]."""
+        rows = pool_groups(hidden.rows, hidden.groups, self._pooling, self._operators, hidden.prompt_tokens)
         return TaskOutput.one_each(rows)
 
 
@@ -157,13 +157,13 @@ class Logits:
         self._pooling, self._padding_id, self._operators = head.pooling, head.padding_id, operators
 
     def __call__(self, hidden: Hidden) -> TaskOutput:
-        """[n, labels]."""
+        """Logits of n sequences: [n, labels]."""
         layers = self._layers
         if self._pooling == "late":
             first, *layers = layers
-            x = pooled(first(hidden.rows), hidden.groups, "mean", self._operators)
+            x = pool_groups(first(hidden.rows), hidden.groups, "mean", self._operators)
         elif self._padding_id is None:
-            x = pooled(hidden.rows, hidden.groups, self._pooling, self._operators)
+            x = pool_groups(hidden.rows, hidden.groups, self._pooling, self._operators)
         else:
             x = hidden.rows[_last_tokens(hidden, self._padding_id)]
         for layer in layers:
@@ -190,7 +190,7 @@ class VocabularyMass:
 
     def __call__(self, hidden: Hidden) -> TaskOutput:
         """[n, 1], from the last token's row."""
-        x = pooled(hidden.rows, hidden.groups, "last-token", self._operators)
+        x = pool_groups(hidden.rows, hidden.groups, "last-token", self._operators)
         largest, total = np.full(len(x), -np.inf), np.zeros(len(x))
         for columns in self._read():
             logits = columns(x).astype(np.float64)
@@ -217,18 +217,18 @@ class MarkerLogits:
         types = np.zeros(len(hidden.ids), np.int64) if hidden.token_types is None else hidden.token_types
         x = self._operators.enter(hidden.rows + self._types[types])
         for layer in self._layers:
-            x = layer(self._operators.rounded(x), hidden.groups, Positions())
+            x = layer(self._operators.to_dtype(x), hidden.groups, Positions())
         lengths = hidden.lengths
         (places,) = np.nonzero(hidden.ids == self._marker)
         owners = np.repeat(np.arange(len(lengths)), lengths)[places]
         columns = np.arange(len(places)) - np.searchsorted(owners, owners)
-        kept = columns < description.MARKED_OPTIONS
+        mask = columns < description.MARKED_OPTIONS
         values = np.zeros((len(lengths), description.MARKED_OPTIONS), np.float32)
-        if kept.any():
-            rows = self._norm(self._operators.leave(x)[places[kept]])
+        if mask.any():
+            rows = self._norm(self._operators.leave(x)[places[mask]])
             for linear in self._scorer:
                 rows = linear(rows)
-            values[owners[kept], columns[kept]] = rows[:, 0]
+            values[owners[mask], columns[mask]] = rows[:, 0]
         return TaskOutput.one_each(values)
 
 
@@ -236,7 +236,7 @@ class LastHidden:
     """TOKENS: the hidden states themselves."""
 
     def __call__(self, hidden: Hidden) -> TaskOutput:
-        """[T, hidden]."""
+        """The rows of all tokens: [T, hidden]."""
         return TaskOutput(hidden.rows, cumulative(hidden.lengths))
 
 
@@ -252,7 +252,7 @@ class TokenLogits:
         self._layers = [_Layer(layer, checkpoint, operators) for layer in head.layers]
 
     def __call__(self, hidden: Hidden) -> TaskOutput:
-        """[T, columns]."""
+        """Logits of all tokens: [T, columns]."""
         return TaskOutput(self._rows(hidden), cumulative(hidden.lengths))
 
     def _rows(self, hidden: Hidden) -> Floats:
@@ -266,7 +266,7 @@ class MultiVectors(TokenLogits):
     """MULTI: linear layers on every token, then length 1."""
 
     def _rows(self, hidden: Hidden) -> Floats:
-        return normalized(super()._rows(hidden))
+        return normalize_rows(super()._rows(hidden))
 
 
 class TokenWeights:
@@ -287,8 +287,8 @@ def _last_tokens(hidden: Hidden, padding_id: int) -> npt.NDArray[np.int64]:
     stops = np.cumsum(hidden.lengths)
     rows = []
     for start, stop in zip(stops - hidden.lengths, stops, strict=True):
-        (counted,) = np.nonzero(hidden.ids[start:stop] != padding_id)
-        rows.append(start + (counted[-1] if len(counted) else 0))
+        (content,) = np.nonzero(hidden.ids[start:stop] != padding_id)
+        rows.append(start + (content[-1] if len(content) else 0))
     return np.array(rows, np.int64)
 
 
@@ -316,7 +316,7 @@ class Splade:
         x = self._norm(self._transform(hidden.rows))
         owners, indices, values = [], [], []
         for number, columns in enumerate(self._columns):
-            largest = np.maximum(pooled(columns(x), hidden.groups, "max", self._operators), np.float32(0))
+            largest = np.maximum(pool_groups(columns(x), hidden.groups, "max", self._operators), np.float32(0))
             nonzero = largest.nonzero()  # by sequences, then columns; a value that is not a number is kept, to be seen
             values.append(largest[nonzero])
             # A text of an untrained model has a pair for most of the vocabulary, so each takes no more than it must.

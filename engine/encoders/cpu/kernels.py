@@ -84,8 +84,8 @@ _Bytes = ctypes.c_char * 0
 def _new_rows(rows: int, columns: int) -> Floats:
     """Memory for rows that begins with a cache line, which numpy does not promise."""
     memory = np.empty(rows * columns + 16, np.float32)
-    skipped = -_address(memory) % 64 // 4
-    return memory[skipped : skipped + rows * columns].reshape(rows, columns)
+    offset = -_address(memory) % 64 // 4
+    return memory[offset : offset + rows * columns].reshape(rows, columns)
 
 
 class KernelLinear:
@@ -140,7 +140,7 @@ def _longest(by_distance: npt.NDArray[Any] | None) -> int:
     return 0 if by_distance is None else (by_distance.shape[-1] + 1) // 2
 
 
-def normalized(x: Floats, norm: Norm) -> Floats:
+def apply_norm(x: Floats, norm: Norm) -> Floats:
     """LayerNorm, or without beta RMSNorm, of float32 [T, columns]."""
     x, (gamma, beta, epsilon) = np.ascontiguousarray(x), norm
     y = _new_rows(*x.shape)
@@ -229,7 +229,7 @@ def _as_columns(rows: Floats) -> Floats:
 
 
 def attend_by_distance(qkv: Floats, group: Group, heads: int, rows: DistanceRows, context: Floats) -> None:
-    """The same with scores that have parts by distance (DeBERTa)."""
+    """Attends as `attend` does, with scores that have parts by distance (DeBERTa)."""
     start, sequences, length, keys, *_ = group
     _kernels().attend_by_distance(
         _address(qkv),

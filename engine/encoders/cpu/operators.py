@@ -9,14 +9,14 @@ import numpy as np
 import numpy.typing as npt
 
 from embert.engine.encoders.cpu import kernels
-from embert.engine.encoders.cpu.adapters import only_chosen
+from embert.engine.encoders.cpu.adapters import mask_columns
 from embert.engine.encoders.cpu.kernels import Activation, KernelLayer, KernelLinear, Norm
 from embert.engine.encoders.cpu.positions import Positions
 from embert.engine.encoders.cpu.runs import Group
 from embert.engine.encoders.positions import relative_rows
 from embert.engine.heads.embedding import ACTIVATIONS
 from embert.engine.models.encoder_config import EncoderConfig
-from embert.engine.quantization.rows import QuantizedWeight, quantized_weight
+from embert.engine.quantization.rows import QuantizedWeight, quantize_weight
 from embert.engine.weights.adapters import LowRank
 
 Floats = npt.NDArray[np.float32]
@@ -28,7 +28,7 @@ FUSED: dict[str, Activation] = {
 
 
 class Weight(NamedTuple):
-    """One of several weights of the same input."""
+    """Weight of a product. Several weights may have the same input."""
 
     name: str
     weight: Floats  # [out, in]
@@ -47,11 +47,11 @@ class Operators(Protocol):
     """Makes the operators of layers. Rows between them are its own arrays, in its own dtype."""
 
     def enter(self, x: Floats) -> Any:
-        """Rows in float32."""
+        """Converts float32 rows to an array of the operators' own."""
         ...
 
-    def rounded(self, x: Any) -> Any:
-        """Float32 rows in the dtype of layers."""
+    def to_dtype(self, x: Any) -> Any:
+        """Converts rows to the dtype of layers."""
         ...
 
     def leave(self, x: Any) -> Floats:
@@ -59,9 +59,9 @@ class Operators(Protocol):
         ...
 
     def linear(self, weights: Sequence[Weight], bias: Floats, activation: Activation, added: LowRank | None) -> Any:
-        """A layer's product: (x, chosen, residual, gate) → activation(x · weightsᵀ + bias + added + residual) · gate.
+        """A layer's product: activation(x · weightsᵀ + bias + added + residual) · gate.
 
-        Raises UnsupportedModel where int8 does not fit a weight.
+        It is called with (x, adapter_mask, residual, gate). Raises UnsupportedModel where int8 does not fit a weight.
         """
         ...
 
@@ -110,7 +110,7 @@ class Operators(Protocol):
 
 
 class KernelOperators:
-    """See Operators. With `int8`, products of layers are int8."""
+    """Operators by our kernels. With `int8`, products of layers are int8."""
 
     def __init__(self, *, int8: bool = False) -> None:
         self._int8 = int8
@@ -118,7 +118,7 @@ class KernelOperators:
     def enter(self, x: Floats) -> Floats:
         return x
 
-    rounded = leave = enter
+    to_dtype = leave = enter
 
     def linear(
         self, weights: Sequence[Weight], bias: Floats, activation: Activation, added: LowRank | None
@@ -126,14 +126,14 @@ class KernelOperators:
         if self._int8:
             linear = kernels.int8_linear([_quantize(each) for each in weights], bias, activation)
         else:
-            linear = kernels.linear(concatenated(weights), bias, activation)
+            linear = kernels.linear(stack_weights(weights), bias, activation)
         return AdaptedLinear(linear, activation, added)
 
     def projection(self, weight: Floats, bias: Floats) -> KernelLinear:
         return kernels.linear(weight, bias)
 
     def norm(self, norm: Norm) -> Callable[[Floats], Floats]:
-        return lambda x: kernels.normalized(x, norm)
+        return lambda x: kernels.apply_norm(x, norm)
 
     head_norm = norm
 
@@ -152,13 +152,13 @@ class KernelOperators:
     def convolution(
         self, taps: Floats, bias: Floats, unseen: Floats, after: int
     ) -> Callable[[Floats, Sequence[Group], Positions], Floats]:
-        return lambda rows, groups, _: convolved(rows, groups, taps, bias, unseen, after)
+        return lambda rows, groups, _: convolve(rows, groups, taps, bias, unseen, after)
 
     def whole_layer(
         self, config: EncoderConfig, linears: Sequence[AdaptedLinear], norms: Sequence[Norm]
     ) -> KernelLayer | None:
         plain = not (config.gated or config.pre_norm or config.is_decoder or config.disentangled)
-        if not plain or config.head_size % kernels.lanes() or any(linear.adapted for linear in linears):
+        if not plain or config.head_size % kernels.lanes() or any(linear.has_adapters for linear in linears):
             return None
         if any(beta is None for _, beta, _ in norms):
             return None
@@ -168,7 +168,7 @@ class KernelOperators:
         return None if norm[1] is None else kernels.KernelEmbeddings(words, positions, norm)
 
 
-def concatenated(weights: Sequence[Weight]) -> Floats:
+def stack_weights(weights: Sequence[Weight]) -> Floats:
     """Scaled weights one below the other."""
     parts = [part if scale == 1 else part * np.float32(scale) for _, part, scale in weights]
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
@@ -176,7 +176,7 @@ def concatenated(weights: Sequence[Weight]) -> Floats:
 
 def _quantize(part: Weight) -> QuantizedWeight:
     """A quantized weight, times its scale: the integers are those of the stored weight."""
-    weight = quantized_weight(part.weight, part.name)
+    weight = quantize_weight(part.weight, part.name)
     return QuantizedWeight(weight.integers, weight.scales * np.float32(part.scale))
 
 
@@ -184,22 +184,22 @@ class AdaptedLinear:
     """A linear layer with an activation, to which adapters may add before it."""
 
     def __init__(self, linear: KernelLinear, activation: Activation, added: LowRank | None) -> None:
-        self.linear, self.adapted = linear, added is not None
+        self.linear, self.has_adapters = linear, added is not None
         if added is not None:
             self._product = KernelLinear(linear.layer, linear.outputs, "none")
             self._right, self._left = kernels.linear(added.right), kernels.linear(added.left, activation=activation)
 
     def __call__(
-        self, x: Floats, chosen: Floats | None, residual: Floats | None = None, gate: Floats | None = None
+        self, x: Floats, adapter_mask: Floats | None, residual: Floats | None = None, gate: Floats | None = None
     ) -> Floats:
-        """`chosen` is that of `chosen_adapters`."""
-        if chosen is None or not self.adapted:
+        """`adapter_mask` is that of `select_adapters`."""
+        if adapter_mask is None or not self.has_adapters:
             return self.linear(x, residual, gate)
-        return self._left(only_chosen(self._right(x), chosen), self._product(x, residual), gate)
+        return self._left(mask_columns(self._right(x), adapter_mask), self._product(x, residual), gate)
 
 
-def convolved(rows: Any, groups: Sequence[Group], taps: Any, bias: Any, unseen: Any, after: int) -> Any:
-    """See Operators.convolution; numpy's arrays or torch's tensors. May change `rows`.
+def convolve(rows: Any, groups: Sequence[Group], taps: Any, bias: Any, unseen: Any, after: int) -> Any:
+    """Computes Operators.convolution on numpy's arrays or torch's tensors. May change `rows`.
 
     The order of each sum depends only on the tap's index, so results are batch-invariant.
     """
@@ -237,13 +237,13 @@ class Attention:
             )
 
     def __call__(self, qkv: Floats, groups: Sequence[Group], positions: Positions) -> Floats:
-        """Every row is in a group."""
+        """Attends within each group. `groups` cover all rows."""
         heads, size, spare = self._heads, self._size, -self._size % kernels.lanes()
         if self._norms is not None:
             first = 0
             for count, gamma in zip((heads, self._kv_heads, self._kv_heads), self._norms, strict=False):
                 own = slice(first * size, (first + count) * size)
-                rows = kernels.normalized(qkv[:, own].reshape(-1, size), (gamma, None, self._epsilon))
+                rows = kernels.apply_norm(qkv[:, own].reshape(-1, size), (gamma, None, self._epsilon))
                 qkv[:, own] = rows.reshape(len(qkv), -1)
                 first += count
         if spare:

@@ -73,7 +73,7 @@ def assign_runs(lengths: Ints, threads: int, hidden_size: int, *, shares_kernels
     if workers < 2 or (shares_kernels and (workers < threads or threads >= SHARING_THREADS)):
         return None
     costs = lengths * (PRODUCTS_COST * hidden_size + lengths)
-    worker_of = _balanced(costs, workers)
+    worker_of = _balance(costs, workers)
     loads = np.bincount(worker_of, costs, workers)
     average = float(loads.mean())
     if shares_kernels and loads.max() > average * (1 + MAX_EXCESS * threads):
@@ -89,7 +89,7 @@ def assign_runs(lengths: Ints, threads: int, hidden_size: int, *, shares_kernels
     return runs
 
 
-def _balanced(costs: Ints, workers: int) -> Ints:
+def _balance(costs: Ints, workers: int) -> Ints:
     """Assign sequences [B] to workers so that the sums of their costs are about equal."""
     worker_of = np.empty(len(costs), np.int64)
     loads = [(0, worker) for worker in range(workers)]
@@ -104,13 +104,13 @@ def _balanced(costs: Ints, workers: int) -> Ints:
         light, heavy = (np.flatnonzero(worker_of == worker) for worker in (lightest, heaviest))
         differences = costs[heavy] - costs[light][:, None]
         best = np.unravel_index(np.abs(2 * differences - (most - least)).argmin(), differences.shape)
-        moved = int(differences[best])
-        if not 0 < moved < most - least:
+        shift = int(differences[best])
+        if not 0 < shift < most - least:
             break
         worker_of[light[best[0]]], worker_of[heavy[best[1]]] = heaviest, lightest
         loads.remove((least, lightest))
         loads.remove((most, heaviest))
-        loads += [(least + moved, lightest), (most - moved, heaviest)]
+        loads += [(least + shift, lightest), (most - shift, heaviest)]
     return worker_of
 
 

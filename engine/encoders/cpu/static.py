@@ -29,7 +29,7 @@ DENSE_ROWS = 8  # that modules after the mean multiply at once; OpenBLAS with AV
 
 
 class StaticEncoder(Encoder):
-    """See embert.engine.encoders.base.Encoder. `submit` only copies; `wait` does the work."""
+    """Encoder of static embeddings on a CPU. `submit` only copies; `wait` does the work."""
 
     name = "static"
     device = "cpu"
@@ -76,17 +76,17 @@ class StaticEncoder(Encoder):
         batch.check(self._has, self.width, 0)
         if batch.tokens and not 0 <= batch.ids.min() <= batch.ids.max() < self._vocabulary:
             raise EncoderError(f"a token id is not from 0 to {self._vocabulary - 1}")
-        return batch.taken(np.arange(batch.sequences))
+        return batch.take(np.arange(batch.sequences))
 
     def wait(self, ticket: PackedBatch) -> dict[Task, TaskOutput]:
         rows = dict[Task, TaskOutput]()
         if Task.EMBED in ticket.wanted:
-            batch = ticket if ticket.tasks is None else ticket.taken(ticket.sequences_of(Task.EMBED))
+            batch = ticket if ticket.tasks is None else ticket.take(ticket.sequences_of(Task.EMBED))
             rows[Task.EMBED] = TaskOutput.one_each(
                 self._embedding(self._means(batch), batch.dimensions, batch.normalize)
             )
         if Task.TOKENS in ticket.wanted:
-            batch = ticket.taken(ticket.sequences_of(Task.TOKENS))
+            batch = ticket.take(ticket.sequences_of(Task.TOKENS))
             rows[Task.TOKENS] = TaskOutput(self._rows(batch.ids), batch.cu_seqlens)
         return rows
 

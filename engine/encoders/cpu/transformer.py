@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 import numpy.typing as npt
 
-from embert.engine.encoders.cpu.adapters import additions, chosen_adapters, only_chosen
+from embert.engine.encoders.cpu.adapters import additions, mask_columns, select_adapters
 from embert.engine.encoders.cpu.experts import RoutedFeedForward
 from embert.engine.encoders.cpu.kernels import Activation, Norm
 from embert.engine.encoders.cpu.operators import HeadParts, Operators, Weight
@@ -37,7 +37,7 @@ class Layer:
         prefix, config = f"encoder.layer.{layer}.", config.of_layer(layer)
 
         def linear(names: Sequence[str], activation: str = "none") -> Any:
-            """One product for several linear layers of the same input."""
+            """Makes one product of several linear layers with the same input."""
             scales = [1.0] * len(names)
             if names == tn.QKV:
                 # softmax(q·kᵀ / √d): the scale goes into the query's weights.
@@ -96,36 +96,36 @@ class Layer:
         x: Any,
         groups: Sequence[Group],
         positions: Positions,
-        chosen: Floats | None = None,
+        adapter_mask: Floats | None = None,
         rows: Ints | None = None,
         embedded: Any = None,
     ) -> Any:
         """[T, hidden] → [T, hidden], or [n, hidden] with `rows` [n]: after attention no row needs another.
 
-        `chosen` is that of adapters.chosen_adapters. `embedded` is the first layer's `x`.
+        `adapter_mask` is that of adapters.select_adapters. `embedded` is the first layer's `x`.
         """
         if self._whole is not None and rows is None and positions.rotation is None:
             return self._whole(x, groups, positions)
         before = x if self._attention_norm is None or not self._pre_norm else self._attention_norm(x)
-        qkv = self._qkv(before, chosen)
+        qkv = self._qkv(before, adapter_mask)
         if self._long_queries is not None:
             self._long_queries(qkv, groups)
         context = self._attention(qkv, groups, positions)
         if rows is not None:
             context, x = context[rows], x[rows]
-            chosen = None if chosen is None else chosen[rows]
+            adapter_mask = None if adapter_mask is None else adapter_mask[rows]
         if self._sublayer_norms is not None:
-            x = x + self._sublayer_norms[0](self._projection(context, chosen))
-            x = x + self._sublayer_norms[1](self._feed_forward(self._norm(x), chosen, None))
+            x = x + self._sublayer_norms[0](self._projection(context, adapter_mask))
+            x = x + self._sublayer_norms[1](self._feed_forward(self._norm(x), adapter_mask, None))
             if self._input is None:
                 return x
-            return self._input(x, embedded if rows is None else embedded[rows], chosen)
-        x = self._projection(context, chosen, x)
+            return self._input(x, embedded if rows is None else embedded[rows], adapter_mask)
+        x = self._projection(context, adapter_mask, x)
         if self._pre_norm:
-            return self._feed_forward(self._norm(x), chosen, x)
+            return self._feed_forward(self._norm(x), adapter_mask, x)
         if self._attention_norm is not None:
             x = self._attention_norm(x)
-        return self._norm(self._feed_forward(x, chosen, x))
+        return self._norm(self._feed_forward(x, adapter_mask, x))
 
 
 class FeedForward(NamedTuple):
@@ -135,10 +135,10 @@ class FeedForward(NamedTuple):
     inner: Any
     outer: Any
 
-    def __call__(self, x: Any, chosen: Floats | None, residual: Any) -> Any:
+    def __call__(self, x: Any, adapter_mask: Floats | None, residual: Any) -> Any:
         """[T, hidden] → [T, hidden], with `residual` added; None adds nothing."""
-        gate = None if self.gate is None else self.gate(x, chosen)
-        return self.outer(self.inner(x, chosen, None, gate), chosen, residual)
+        gate = None if self.gate is None else self.gate(x, adapter_mask)
+        return self.outer(self.inner(x, adapter_mask, None, gate), adapter_mask, residual)
 
 
 class _LongQueries:
@@ -178,16 +178,16 @@ class _LayerInput:
         own = slice(layer * columns, (layer + 1) * columns)
         weight, bias = (checkpoint.float32(f"{tn.LAYER_INPUTS}.{part}")[own] for part in ("weight", "bias"))
         scale = np.float32(config.hidden_size**-0.5)
-        self._made = operators.projection(weight * scale, bias * scale)
-        self._made_norm = operators.norm(read_norm(config, checkpoint, tn.LAYER_INPUTS_NORM))
+        self._projection = operators.projection(weight * scale, bias * scale)
+        self._projection_norm = operators.norm(read_norm(config, checkpoint, tn.LAYER_INPUTS_NORM))
         self._gate, self._dense = linear((tn.INPUT_GATE,), config.activation), linear((tn.INPUT_DENSE,))
         self._norm = operators.norm(read_norm(config, checkpoint, prefix + tn.INPUT_NORM))
         self._scale = float(checkpoint.float32(prefix + tn.LAYER_SCALE)[0])
 
-    def __call__(self, x: Any, embedded: Any, chosen: Floats | None) -> Any:
+    def __call__(self, x: Any, embedded: Any, adapter_mask: Floats | None) -> Any:
         """[T, hidden] each → [T, hidden]."""
-        gated = self._gate(x, chosen, None, self._made_norm(self._made(embedded)))
-        return (x + self._norm(self._dense(gated, chosen))) * self._scale
+        product = self._gate(x, adapter_mask, None, self._projection_norm(self._projection(embedded)))
+        return (x + self._norm(self._dense(product, adapter_mask))) * self._scale
 
 
 def _head_parts(config: EncoderConfig, checkpoint: Checkpoint, prefix: str) -> HeadParts:
@@ -252,12 +252,12 @@ class Transformer:
         numbers of those of the model, -1 for none; None: no token has one. Raises IndexError for an id that is not in
         its table.
         """
-        chosen = None if adapters is None else chosen_adapters(adapters, self._config)
-        x = embedded = self._embeddings(ids, positions, token_types, chosen)
+        adapter_mask = None if adapters is None else select_adapters(adapters, self._config)
+        x = embedded = self._embeddings(ids, positions, token_types, adapter_mask)
         *first, last = zip(self._layers, self._positions, strict=True)
         for layer, known in first:
-            x = layer(x, groups, known, chosen, None, embedded)
-        x = last[0](x, groups, last[1], chosen, rows, embedded)
+            x = layer(x, groups, known, adapter_mask, None, embedded)
+        x = last[0](x, groups, last[1], adapter_mask, rows, embedded)
         return self._operators.leave(x if self._final_norm is None else self._final_norm(x))
 
 
@@ -280,7 +280,7 @@ class _Embeddings:
             self._positions = positions + self._types[0]
         # Scaled as HuggingFace scales: the factor is rounded to the dtype.
         factor = np.array([config.embedding_scale], np.float32)
-        self._scale = operators.leave(operators.rounded(operators.enter(factor)))[0]
+        self._scale = operators.leave(operators.to_dtype(operators.enter(factor)))[0]
         norm = read_norm(config, checkpoint, "embeddings.LayerNorm") if config.embedding_norm else None
         self._norm = None if norm is None else operators.norm(norm)
         self._projects_first = config.projects_first
@@ -293,9 +293,9 @@ class _Embeddings:
             weight, bias = (checkpoint.float32(f"{tn.EMBEDDING_PROJECTION}.{kind}") for kind in ("weight", "bias"))
             self._projection = operators.projection(weight, bias)
 
-    def __call__(self, ids: Ints, positions: Ints, token_types: Ints | None, chosen: Floats | None) -> Any:
-        """[T] each → [T, hidden], in the layers' dtype. `chosen` is that of adapters.chosen_adapters."""
-        if self._plain is not None and token_types is None and chosen is None:
+    def __call__(self, ids: Ints, positions: Ints, token_types: Ints | None, adapter_mask: Floats | None) -> Any:
+        """[T] each → [T, hidden], in the layers' dtype. `adapter_mask` is that of adapters.select_adapters."""
+        if self._plain is not None and token_types is None and adapter_mask is None:
             x = self._plain(ids, positions)
             return x if self._projection is None else self._projection(x)
         if min(each.min(initial=0) for each in (ids, positions, token_types) if each is not None) < 0:
@@ -306,14 +306,14 @@ class _Embeddings:
         rows = rows + (self._types[0] if self._positions is None else self._positions[positions])
         if token_types is not None:
             rows += self._types[token_types] - self._types[0]
-        if chosen is not None:
+        if adapter_mask is not None:
             for added, numbers in zip(self._added, (ids, token_types), strict=True):
                 if added is not None:
-                    rows += added(np.zeros_like(ids) if numbers is None else numbers, chosen)
+                    rows += added(np.zeros_like(ids) if numbers is None else numbers, adapter_mask)
         x = self._operators.enter(rows)
         if self._projects_first and self._projection is not None and self._norm is not None:
-            return self._norm(self._projection(self._operators.rounded(x)))
-        x = self._operators.rounded(x if self._norm is None else self._norm(x))
+            return self._norm(self._projection(self._operators.to_dtype(x)))
+        x = self._operators.to_dtype(x if self._norm is None else self._norm(x))
         return x if self._projection is None else self._projection(x)
 
 
@@ -324,6 +324,6 @@ class _AddedRows:
         self._left = added.left
         self._product = operators.head_linear(added.right.T, None, "identity")
 
-    def __call__(self, numbers: Ints, chosen: Floats) -> Floats:
+    def __call__(self, numbers: Ints, adapter_mask: Floats) -> Floats:
         """float32 [T, columns] for rows of the table [T]."""
-        return self._product(only_chosen(self._left[numbers], chosen))
+        return self._product(mask_columns(self._left[numbers], adapter_mask))

@@ -32,10 +32,10 @@ class AdapterSlice:
     sequences: npt.NDArray[np.intp] | None  # their numbers, ascending; None: all
     batch: PackedBatch  # of them
 
-    def wanting(self, task: Task) -> npt.NDArray[np.intp]:
+    def sequences_of(self, task: Task) -> npt.NDArray[np.intp]:
         """The numbers of those that want a task."""
-        wanting = self.batch.sequences_of(task)
-        return wanting if self.sequences is None else self.sequences[wanting]
+        rows = self.batch.sequences_of(task)
+        return rows if self.sequences is None else self.sequences[rows]
 
 
 def encoders_of(config: EncoderConfig) -> range:
@@ -43,7 +43,7 @@ def encoders_of(config: EncoderConfig) -> range:
     return range(-1, 0 if config.adapters is None else len(config.adapters.names))
 
 
-def named(config: EncoderConfig, adapter: int) -> str:
+def describe_adapter(config: EncoderConfig, adapter: int) -> str:
     """The name of one of these encoders in messages; empty for the model's own weights."""
     return "" if config.adapters is None or adapter < 0 else f"with the adapter {config.adapters.names[adapter]}"
 
@@ -62,7 +62,7 @@ def parts_of(batch: PackedBatch) -> list[AdapterSlice]:
         return [AdapterSlice(int(adapters[0]) if len(adapters) else -1, None, batch)]
     numbers = [np.flatnonzero(batch.adapters == adapter) for adapter in adapters]
     return [
-        AdapterSlice(int(adapter), sequences, batch.taken(sequences))
+        AdapterSlice(int(adapter), sequences, batch.take(sequences))
         for adapter, sequences in zip(adapters, numbers, strict=True)
     ]
 
@@ -75,12 +75,12 @@ def join(slices: Sequence[AdapterSlice], outputs: Sequence[dict[Task, TaskOutput
     for task in ALL_TASKS:
         with_task = [(each, output[task]) for each, output in zip(slices, outputs, strict=True) if task in output]
         if with_task:
-            order = np.argsort(np.concatenate([each.wanting(task) for each, _ in with_task]))
-            rows[task] = TaskOutput.joined([output for _, output in with_task]).taken(order)
+            order = np.argsort(np.concatenate([each.sequences_of(task) for each, _ in with_task]))
+            rows[task] = TaskOutput.concatenate([output for _, output in with_task]).take(order)
     return rows
 
 
-def adapted_tensors(
+def adapter_tensors(
     config: EncoderConfig, checkpoint: Checkpoint, adapter: int, dtype: str
 ) -> Iterator[tuple[str, int, Any, str]]:
     """Yields `layer_tensors` with the additions of an adapter.
@@ -88,14 +88,16 @@ def adapted_tensors(
     Raises Misfit for a matrix that float16 does not hold then, BrokenModel for one that is not finite.
     """
     tensors = layer_tensors(config, checkpoint.with_adapter(adapter), dtype == "int8")
-    return tensors if adapter < 0 or dtype != "float16" else _fit(tensors, f"{checkpoint.path}", named(config, adapter))
+    if adapter < 0 or dtype != "float16":
+        return tensors
+    return _fit(tensors, f"{checkpoint.path}", describe_adapter(config, adapter))
 
 
 def _fit(tensors: Iterable[tuple[str, int, Any, str]], path: str, adapter: str) -> Iterator[tuple[str, int, Any, str]]:
     for name, layer, array, stored in tensors:
         if stored == "float32" and (name.endswith(".weight") or name in MATRICES):
-            called = f"{name} of layer {layer} {adapter}" if layer >= 0 else f"{name} {adapter}"
-            reason = misfit(Tensor(array, "F32"), f"{path}: {called}")
+            label = f"{name} of layer {layer} {adapter}" if layer >= 0 else f"{name} {adapter}"
+            reason = misfit(Tensor(array, "F32"), f"{path}: {label}")
             if reason is not None:
-                raise Misfit(f"{called} {reason}")
+                raise Misfit(f"{label} {reason}")
         yield name, layer, array, stored

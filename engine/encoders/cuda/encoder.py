@@ -17,10 +17,10 @@ from embert.engine.encoders.base import Encoder
 from embert.engine.encoders.cuda import shapes
 from embert.engine.encoders.cuda.adapters import (
     AdapterSlice,
-    adapted_tensors,
+    adapter_tensors,
+    describe_adapter,
     encoders_of,
     join,
-    named,
     parts_of,
 )
 from embert.engine.encoders.cuda.heads import (
@@ -34,7 +34,7 @@ from embert.engine.encoders.cuda.heads import (
     vocabulary_tensors,
     without_padding,
 )
-from embert.engine.encoders.cuda.weights import chosen_dtype
+from embert.engine.encoders.cuda.weights import select_dtype
 from embert.engine.encoders.positions import padding_positions
 from embert.engine.encoders.self_test import mismatch, self_test_ids, vector_of
 from embert.engine.errors import EncoderError, EncoderLost, HeadMisfit, Misfit, UnsupportedModel
@@ -143,7 +143,7 @@ class CudaEncoder(Encoder):
             self.max_batch_tokens = max(self._budget, model.undivided_tokens)
         self._checkpoint = Checkpoint.open(model)
         self._config = model.config
-        self.dtype, dtype_reason = chosen_dtype(dtype, model, self._checkpoint)
+        self.dtype, dtype_reason = select_dtype(dtype, model, self._checkpoint)
         self._host_classifier = (
             HostClassifier(model, self._checkpoint) if shapes.classifies_on_the_host(model) else None
         )
@@ -212,7 +212,7 @@ class CudaEncoder(Encoder):
             self._encoders.append(encoder)
             failure = self._self_test(encoder, adapter)
             if failure is not None:
-                return f"{named(self._config, adapter)} {failure}".lstrip()
+                return f"{describe_adapter(self._config, adapter)} {failure}".lstrip()
         return None
 
     def _build_encoder(self, adapter: int, *, fold: bool) -> tuple[Any, str]:
@@ -224,10 +224,10 @@ class CudaEncoder(Encoder):
         options.cublaslt_library = _cublaslt_library()
         options.fold = fold
         options.graphs = self._graphs
-        described = [shapes.describe(self._cuda, self._model, self.dtype), options]
+        arguments = [shapes.describe(self._cuda, self._model, self.dtype), options]
         if (decider := shapes.marker_decider(self._model)) is not None:
-            described.append(shapes.describe_decider(self._cuda, decider, self.dtype))
-        encoder = self._cuda.make_encoder(*described)
+            arguments.append(shapes.describe_decider(self._cuda, decider, self.dtype))
+        encoder = self._cuda.make_encoder(*arguments)
         return encoder, self._load(encoder, adapter)
 
     def _load(self, encoder: Any, adapter: int) -> str:
@@ -236,7 +236,7 @@ class CudaEncoder(Encoder):
         Weights to which an adapter adds are added up in float32. Returns the reason if LayerNorms cannot be folded.
         """
         alive = []  # the arrays that the extension reads until it has started
-        tensors = adapted_tensors(self._config, self._checkpoint, adapter, self.dtype)
+        tensors = adapter_tensors(self._config, self._checkpoint, adapter, self.dtype)
         heads = ((*head, "float32") for head in head_tensors(self._model, self._checkpoint, self.dtype))
         decider = decider_tensors(self._model, self._checkpoint, self.dtype)
         vocabulary = vocabulary_tensors(self._model, self._checkpoint, self.dtype)
@@ -305,7 +305,7 @@ class CudaEncoder(Encoder):
                 scoring = Scoring.of(device_batch, self._scores)
                 on_device = None if self._scores_on_the_host else scoring
                 if scoring is not on_device:
-                    device_batch = device_batch.wanting(Task.MULTI)
+                    device_batch = device_batch.with_tasks(Task.MULTI)
                 layout = Layout.of(device_batch, self._model)
                 number = self._start(part, device_batch, on_device)
                 flights.append(InFlightSlice(number, part, layout, host_batch, scoring))
@@ -359,10 +359,10 @@ class CudaEncoder(Encoder):
             try:
                 results = self._encoder_of(flight.part).wait(flight.number)
             except (self._cuda.Refused, self._cuda.Lost) as error:
-                translated = self._translate(error)
-                translated.__cause__ = error
-                if failure is None or isinstance(translated, EncoderLost):
-                    failure = translated
+                problem = self._translate(error)
+                problem.__cause__ = error
+                if failure is None or isinstance(problem, EncoderLost):
+                    failure = problem
                 continue
             rows = {Task(bit): flight.layout.rows(Task(bit), *arrays) for bit, *arrays in results}
             if self._device_logits is not None:
@@ -397,8 +397,8 @@ class CudaEncoder(Encoder):
         expected = EmbeddingHead(model.folder, modules)(pooled[None], None, np.zeros(1, np.bool_))[0]
         for lengths in _known_batches(len(ids), model.config.max_positions, self.max_batch_tokens):
             cu_seqlens = cumulative(np.array(lengths, np.int32))
-            filled = np.arange(cu_seqlens[-1], dtype=np.int64) * 7919 % model.config.vocab_size
-            batch = PackedBatch(filled.astype(np.int32), cu_seqlens)
+            token_ids = np.arange(cu_seqlens[-1], dtype=np.int64) * 7919 % model.config.vocab_size
+            batch = PackedBatch(token_ids.astype(np.int32), cu_seqlens)
             batch.ids[: len(ids)] = batch.ids[-len(ids) :] = ids
             normalize = np.zeros(len(lengths), np.bool_)
             ticket = encoder.submit(batch.ids, cu_seqlens, None, None, None, normalize, None)

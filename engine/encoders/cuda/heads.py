@@ -24,7 +24,7 @@ from embert.engine.encoders.cuda.weights import STORED_DTYPES, layer_tensors, mi
 from embert.engine.errors import EncoderError, HeadMisfit
 from embert.engine.heads.description import MARKED_OPTIONS, Layer, Splade, TokenClassifier, TokenWeights
 from embert.engine.heads.embedding import DenseLayer, EmbeddingHead, LayerNorm, load_modules, through
-from embert.engine.heads.token_rows import pooled_rows, token_weight_rows
+from embert.engine.heads.token_rows import pool_rows, token_weight_rows
 from embert.engine.model import Model
 from embert.engine.tasks import NO_TASK, Task
 from embert.engine.weights.checkpoint import Checkpoint
@@ -121,8 +121,8 @@ def _token_classifier_tensors(
         _check_float16(model, dtype, "token classification", layer.weight)
     more = padded_labels(len(last.weight)) - len(last.weight)
     bias = np.zeros(len(last.weight), np.float32) if last.bias is None else last.bias
-    padded = DenseLayer(np.pad(last.weight, ((0, more), (0, 0))), np.pad(bias, (0, more)), last.activation, None)
-    yield from _name_layers("multi", [*layers[:-1], padded])
+    last_layer = DenseLayer(np.pad(last.weight, ((0, more), (0, 0))), np.pad(bias, (0, more)), last.activation, None)
+    yield from _name_layers("multi", [*layers[:-1], last_layer])
     for norm in (layer.norm for layer in layers if layer.norm is not None):
         yield "multi.gamma", -1, norm.gamma
         yield "multi.beta", -1, np.zeros_like(norm.gamma) if norm.beta is None else norm.beta
@@ -165,12 +165,12 @@ class DeviceLogits:
 
 
 def _layers(checkpoint: Checkpoint, layers: Sequence[Layer]) -> list[DenseLayer]:
-    loaded = []
+    result = []
     for layer in layers:
         own = layer.norm
         norm = None if own is None else LayerNorm(*checkpoint.norm(own, layer.outputs, layer.file))
-        loaded.append(DenseLayer(*checkpoint.layer(layer), layer.activation, norm))
-    return loaded
+        result.append(DenseLayer(*checkpoint.layer(layer), layer.activation, norm))
+    return result
 
 
 def _splade_tensors(model: Model, checkpoint: Checkpoint, head: Splade) -> dict[str, Floats]:
@@ -215,23 +215,23 @@ def without_padding(batch: PackedBatch, padding_id: int) -> PackedBatch:
     cu_seqlens = batch.cu_seqlens
     if len(batch.ids) != cu_seqlens[-1] or (np.diff(cu_seqlens) < 1).any():
         return batch  # the extension reports the error
-    wanting = batch.sequences_of(Task.CLASSIFY)
-    padded = wanting[batch.ids[cu_seqlens[wanting + 1] - 1] == padding_id]
-    if not len(padded):
+    sequences = batch.sequences_of(Task.CLASSIFY)
+    padding = sequences[batch.ids[cu_seqlens[sequences + 1] - 1] == padding_id]
+    if not len(padding):
         return batch
-    lengths, kept = np.diff(cu_seqlens), np.ones(len(batch.ids), np.bool_)
-    for sequence in padded:
+    lengths, mask = np.diff(cu_seqlens), np.ones(len(batch.ids), np.bool_)
+    for sequence in padding:
         if batch.tasks is None or batch.tasks[sequence] != Task.CLASSIFY:
             raise EncoderError(
                 f"sequence {sequence} ends with padding tokens ({padding_id}), which CLASSIFY does not count, and "
                 "wants another task, too"
             )
         start, end = cu_seqlens[sequence], cu_seqlens[sequence + 1]
-        (counted,) = np.nonzero(batch.ids[start:end] != padding_id)
-        lengths[sequence] = counted[-1] + 1 if len(counted) else 1
-        kept[start + lengths[sequence] : end] = False
-    types = None if batch.token_types is None else batch.token_types[kept]
-    return dataclasses.replace(batch, ids=batch.ids[kept], cu_seqlens=cumulative(lengths), token_types=types)
+        (content,) = np.nonzero(batch.ids[start:end] != padding_id)
+        lengths[sequence] = content[-1] + 1 if len(content) else 1
+        mask[start + lengths[sequence] : end] = False
+    types = None if batch.token_types is None else batch.token_types[mask]
+    return dataclasses.replace(batch, ids=batch.ids[mask], cu_seqlens=cumulative(lengths), token_types=types)
 
 
 class HostClassifier:
@@ -292,11 +292,11 @@ class HostEmbedding:
             return rows | {Task.EMBED: TaskOutput.one_each(self._head(rows[Task.EMBED].values, dimensions, normalize))}
         states, others = rows.pop(Task.TOKENS), batch.sequences_of(Task.TOKENS)
         sequences = np.union1d(wanting, others)
-        own = states.taken(np.searchsorted(sequences, wanting))
+        own = states.take(np.searchsorted(sequences, wanting))
         prompt_tokens = None if batch.prompt_tokens is None else batch.prompt_tokens[wanting]
-        pooled = pooled_rows(own.values, own.offsets, self._pooling, prompt_tokens)
+        pooled = pool_rows(own.values, own.offsets, self._pooling, prompt_tokens)
         if len(others):
-            rows = rows | {Task.TOKENS: states.taken(np.searchsorted(sequences, others))}
+            rows = rows | {Task.TOKENS: states.take(np.searchsorted(sequences, others))}
         return rows | {Task.EMBED: TaskOutput.one_each(self._head(pooled, dimensions, normalize))}
 
 

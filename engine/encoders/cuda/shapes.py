@@ -109,10 +109,10 @@ def check_layers(model: Model) -> None:
         _refuse(model, "has windows of one token")
     if marker_decider(model) is not None and adds_types(config):
         _refuse(model, "adds rows by token type, and decides by layers that read token types as types of questions")
-    scaled = config.long_queries
-    if scaled is not None and config.max_positions > scaled.trained:
+    scaling = config.long_queries
+    if scaling is not None and config.max_positions > scaling.trained:
         texts = f"takes texts of {config.max_positions} tokens"
-        _refuse(model, f"{texts} and multiplies queries by their position from {scaled.trained} on")
+        _refuse(model, f"{texts} and multiplies queries by their position from {scaling.trained} on")
 
 
 def describe(cuda: Any, model: Model, dtype: str) -> Any:
@@ -268,27 +268,27 @@ def _task_heads(cuda: Any, model: Model) -> Any:
         ]
 
     of_tokens = heads.token_classifier or heads.multi_vector
-    described = cuda.TaskHeads()
-    described.label_mass = isinstance(heads.decider, LabelDecider)
-    described.tied_vocabulary = own_vocabulary(model) is None
+    task_heads = cuda.TaskHeads()
+    task_heads.label_mass = isinstance(heads.decider, LabelDecider)
+    task_heads.tied_vocabulary = own_vocabulary(model) is None
     if not embeds_on_the_host(model):
-        described.dense = layers([module for module in model.after_pooling if isinstance(module, Dense)])
+        task_heads.dense = layers([module for module in model.after_pooling if isinstance(module, Dense)])
     if heads.classifier is not None and not classifies_on_the_host(model):
-        described.classifier = layers(heads.classifier.layers)
+        task_heads.classifier = layers(heads.classifier.layers)
     if of_tokens is not None:
-        described.multi = layers(of_tokens.layers, padded=True)
-        described.token_norm = any(linear.norm is not None for linear in of_tokens.layers)
-    described.token_logits = heads.token_classifier is not None
+        task_heads.multi = layers(of_tokens.layers, padded=True)
+        task_heads.token_norm = any(linear.norm is not None for linear in of_tokens.layers)
+    task_heads.token_logits = heads.token_classifier is not None
     if (decider := marker_decider(model)) is not None:
-        described.options, described.marker = MARKED_OPTIONS, decider.marker
-        described.text_types = decider.config.type_vocab_size
-    described.token_weights = isinstance(heads.sparse, TokenWeights)
+        task_heads.options, task_heads.marker = MARKED_OPTIONS, decider.marker
+        task_heads.text_types = decider.config.type_vocab_size
+    task_heads.token_weights = isinstance(heads.sparse, TokenWeights)
     if isinstance(heads.sparse, Splade):
         activation, epsilon = cuda.Activation[heads.sparse.transform.activation], heads.sparse.norm.eps
         # Adapters add to the word table, not to the decoder.
         tied = not heads.sparse.decoder and model.config.adapters is None and model.lora is None
-        described.splade = cuda.SpladeKind(activation, epsilon, 2 if heads.sparse.twice else 1, tied)
-    return described
+        task_heads.splade = cuda.SpladeKind(activation, epsilon, 2 if heads.sparse.twice else 1, tied)
+    return task_heads
 
 
 def own_vocabulary(model: Model) -> Layer | None:

@@ -37,7 +37,7 @@ _PART = 1 << 24  # elements
 SAMPLE = 1 << 18  # evenly spaced elements that a tensor's root mean square is taken from
 
 
-def chosen_dtype(dtype: str, model: Model, checkpoint: Checkpoint) -> tuple[str, str]:
+def select_dtype(dtype: str, model: Model, checkpoint: Checkpoint) -> tuple[str, str]:
     """The type to compute in for a requested one, and the reason if "auto" is not float16.
 
     Raises UnsupportedModel if float16 was asked for, or int8 next to float16, and does not hold the model, BrokenModel
@@ -75,14 +75,14 @@ def _unfit_for_float16(config: EncoderConfig, checkpoint: Checkpoint, *, tables_
     return unfit
 
 
-def misfit(tensor: Tensor, called: str) -> str | None:
+def misfit(tensor: Tensor, name: str) -> str | None:
     """Reason if a matrix does not fit float16, as the rest of a sentence; None if it fits.
 
-    Raises BrokenModel by what the matrix is `called`, if it has a NaN or an infinity.
+    Raises BrokenModel, which gives the `name`, if the matrix has a NaN or an infinity.
     """
     largest = _largest(tensor)
     if not np.isfinite(largest):
-        raise BrokenModel(f"{called} has elements that are not finite")
+        raise BrokenModel(f"{name} has elements that are not finite")
     if tensor.dtype == "F16":
         return None
     if largest > LARGEST:
@@ -261,7 +261,7 @@ def layer_tensors(
 
 
 def _layer_inputs(config: EncoderConfig, checkpoint: Checkpoint) -> Iterator[tuple[str, int, Any, str]]:
-    """Each layer's rows of the matrix that makes all inputs, and its norm times the factor of the layer's result."""
+    """Yields each layer's rows of the matrix of all inputs, and its norm times the factor of the layer's result."""
     columns = config.layer_inputs
     for kind in ("weight", "bias"):
         tensor = checkpoint.stored(f"{tn.LAYER_INPUTS}.{kind}")

@@ -39,13 +39,13 @@ class Attention:
             parts = qkv[start:stop].float().view(n, length, heads + 2 * self._kv_heads, size).transpose(1, 2)
             q, k, v = parts.tensor_split((heads, heads + self._kv_heads), 1)
             if self._norms is not None:
-                normed = [
+                rows = [
                     F.rms_norm(x, (size,), gamma, self._epsilon)
                     for x, gamma in zip((q, k, v), self._norms, strict=False)
                 ]
-                q, k, v = (*normed, v)[:3]
+                q, k, v = (*rows, v)[:3]
             if positions.rotation is not None:
-                q, k = (rotated(x, positions.rotation) for x in (q, k))
+                q, k = (rotate(x, positions.rotation) for x in (q, k))
             k, v = k[:, :, : keys or length], v[:, :, : keys or length]
             result = context[start:stop].view(n, length, heads, size).transpose(1, 2)
             # Disentangled scores take memory for each of several sequences.
@@ -54,10 +54,10 @@ class Attention:
                 of = slice(sequence, sequence + step)
                 for first in range(0, length, QUERIES):
                     block = slice(first, min(first + QUERIES, length))
-                    result[of, :, block] = self._mixed(q[of, :, block], k[of], v[of], first, positions)
+                    result[of, :, block] = self._attend(q[of, :, block], k[of], v[of], first, positions)
         return context
 
-    def _mixed(
+    def _attend(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, first: int, positions: Positions
     ) -> torch.Tensor:
         """Queries [n, heads, m, size] from position `first` on, keys and values [n, kv_heads, K, size] → as queries."""
@@ -83,10 +83,10 @@ class Attention:
         if hidden.any():
             mask = torch.zeros(distances.shape) if mask is None else mask
             mask = mask.masked_fill(hidden, -torch.inf)
-        grouped = self._heads != self._kv_heads
-        mixed = F.scaled_dot_product_attention(q, k, v, mask, scale=1.0, enable_gqa=grouped)
+        is_grouped = self._heads != self._kv_heads
+        context = F.scaled_dot_product_attention(q, k, v, mask, scale=1.0, enable_gqa=is_grouped)
         nothing = hidden.all(1)
-        return mixed.masked_fill(nothing[:, None], 0.0) if nothing.any() else mixed
+        return context.masked_fill(nothing[:, None], 0.0) if nothing.any() else context
 
     def _by_distance(self, q: torch.Tensor, k: torch.Tensor, distances: torch.Tensor) -> torch.Tensor:
         """The parts of DeBERTa's scores by distance: [n, heads, m, K]."""
@@ -100,7 +100,7 @@ class Attention:
         return scores
 
 
-def rotated(x: torch.Tensor, rotation: Rotation) -> torch.Tensor:
+def rotate(x: torch.Tensor, rotation: Rotation) -> torch.Tensor:
     """[n, heads, L, size], rotated. Columns past those of the tables' pairs are copied."""
     cosines, sines = (torch.from_numpy(table) for table in rotation(x.shape[2]))
     low, high, rest = x.tensor_split((cosines.shape[1], 2 * cosines.shape[1]), 3)

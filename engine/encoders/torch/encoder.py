@@ -12,7 +12,7 @@ from embert.engine.tasks import Task
 
 
 class TorchEncoder(CpuEncoder):
-    """See CpuEncoder; heads are computed by numpy."""
+    """Encoder whose layers are computed by torch, and whose heads by numpy."""
 
     name = "torch"
     dtypes = ("float32", "bfloat16")

@@ -1,4 +1,4 @@
-"""A transformer's operators in torch. See encoders/cpu/operators.py."""
+"""A transformer's operators in torch: those of encoders/cpu/operators.py."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import torch.nn.functional as F  # noqa: N812  # as everywhere in torch
 from embert.engine.batch import cumulative
 from embert.engine.encoders.cpu.heads import lengths_of
 from embert.engine.encoders.cpu.kernels import Activation, Norm
-from embert.engine.encoders.cpu.operators import HeadParts, Weight, concatenated, convolved
+from embert.engine.encoders.cpu.operators import HeadParts, Weight, convolve, stack_weights
 from embert.engine.encoders.cpu.positions import Positions
 from embert.engine.encoders.cpu.runs import Group, allowed_threads
 from embert.engine.encoders.torch.attention import Attention
 from embert.engine.heads.embedding import ACTIVATIONS, LayerNorm
-from embert.engine.heads.token_rows import pooled_rows
+from embert.engine.heads.token_rows import pool_rows
 from embert.engine.models.encoder_config import EncoderConfig
 from embert.engine.weights.adapters import LowRank
 
@@ -33,7 +33,7 @@ ACTIVATED: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 
 class TorchOperators:
-    """See Operators. Products of layers are in `dtype`, sums of attention in float32."""
+    """Operators in torch. Products of layers are in `dtype`, sums of attention in float32."""
 
     def __init__(self, dtype: torch.dtype) -> None:
         self._dtype = dtype
@@ -42,7 +42,7 @@ class TorchOperators:
         torch.set_num_threads(allowed_threads())  # takes a tenth of a microsecond
         return torch.from_numpy(x)
 
-    def rounded(self, x: torch.Tensor) -> torch.Tensor:
+    def to_dtype(self, x: torch.Tensor) -> torch.Tensor:
         return x.to(self._dtype)
 
     def leave(self, x: torch.Tensor) -> Floats:
@@ -52,7 +52,7 @@ class TorchOperators:
     def linear(
         self, weights: Sequence[Weight], bias: Floats, activation: Activation, added: LowRank | None
     ) -> TorchLinear:
-        return TorchLinear(concatenated(weights), bias, self._dtype, activation, added)
+        return TorchLinear(stack_weights(weights), bias, self._dtype, activation, added)
 
     def projection(self, weight: Floats, bias: Floats) -> TorchLinear:
         return TorchLinear(weight, bias, self._dtype)
@@ -71,10 +71,10 @@ class TorchOperators:
         self, taps: Floats, bias: Floats, unseen: Floats, after: int
     ) -> Callable[[torch.Tensor, Sequence[Group], Positions], torch.Tensor]:
         weights, offset, inputs = (torch.from_numpy(part) for part in (taps, bias, unseen))
-        return lambda rows, groups, _: convolved(rows.float(), groups, weights, offset, inputs, after).to(rows.dtype)
+        return lambda rows, groups, _: convolve(rows.float(), groups, weights, offset, inputs, after).to(rows.dtype)
 
     def whole_layer(self, *_: object) -> None:
-        """There is none."""
+        """Returns None: layers take several calls."""
 
     embeddings = whole_layer
 
@@ -86,11 +86,11 @@ class TorchOperators:
         return LayerNorm(*norm)
 
     def means(self, hidden: Floats, groups: Sequence[Group]) -> Floats:
-        return pooled_rows(hidden, cumulative(lengths_of(groups)), "mean")
+        return pool_rows(hidden, cumulative(lengths_of(groups)), "mean")
 
 
 class TorchLinear:
-    """See Operators.linear. What adapters add is float32 until it is added."""
+    """A linear layer with an activation. Adapters add to it in float32."""
 
     def __init__(
         self,
@@ -107,14 +107,15 @@ class TorchLinear:
     def __call__(
         self,
         x: torch.Tensor,
-        chosen: Floats | None = None,
+        adapter_mask: Floats | None = None,
         residual: torch.Tensor | None = None,
         gate: torch.Tensor | None = None,
     ) -> torch.Tensor:
         y = F.linear(x, self._weight, self._bias)
-        if chosen is not None and self._added is not None:
+        if adapter_mask is not None and self._added is not None:
             left, right = self._added
-            low_rank = F.linear(x.float(), right).view(*chosen.shape, -1) * torch.from_numpy(chosen)[:, :, None]
+            mask = torch.from_numpy(adapter_mask)[:, :, None]
+            low_rank = F.linear(x.float(), right).view(*adapter_mask.shape, -1) * mask
             y += F.linear(low_rank.flatten(1), left)
         if residual is not None:
             y += residual

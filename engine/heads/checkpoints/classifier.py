@@ -44,8 +44,8 @@ def read_classifier(folder: Path, weights: Path, encoder_config: EncoderConfig) 
     path = weights / "config.json"
     config, library = read_object(path), folder / "config_sentence_transformers.json"
     library_fields = read_optional(library)
-    named = config.get("architectures")
-    kind = str(named[0]) if isinstance(named, list) and named else ""
+    architectures = config.get("architectures")
+    kind = str(architectures[0]) if isinstance(architectures, list) and architectures else ""
     if kind.endswith(TOKEN_SUFFIX):
         head = _supported(encoder_config.tensors.token_classification, path, kind, encoder_config)
         labels = _labels(path, config)
@@ -138,7 +138,7 @@ def stored_classifier(
     """
     stored = stored_tensors(folder)
     layers = tuple(
-        dataclasses.replace(layer, name=stored.named(tensors.head_names(layer.name))) for layer in classifier.layers
+        dataclasses.replace(layer, name=stored.find_name(tensors.head_names(layer.name))) for layer in classifier.layers
     )
     for layer in layers:
         check_layer(stored, layer)
@@ -155,15 +155,15 @@ def _padding_id(path: Path, config: dict[str, Any], usual: int | None) -> int | 
 
 def _labels(path: Path, config: dict[str, Any]) -> tuple[str, ...]:
     """The labels in the order of their columns."""
-    stated = config.get("id2label")
-    if stated is None:
+    labels = config.get("id2label")
+    if labels is None:
         count = config.get("num_labels", 2)  # HuggingFace's default
         if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= MOST_LABELS:
             raise BrokenModel(f"{path}: num_labels must be an int from 1 to {MOST_LABELS}, found {count!r}")
         return tuple(f"LABEL_{index}" for index in range(count))
-    if not isinstance(stated, dict) or set(stated) != {str(index) for index in range(len(stated))} or not stated:
-        raise BrokenModel(f"{path}: id2label must map the numbers from 0 on to labels, found {stated!r}")
-    return tuple(str(stated[str(index)]) for index in range(len(stated)))
+    if not isinstance(labels, dict) or set(labels) != {str(index) for index in range(len(labels))} or not labels:
+        raise BrokenModel(f"{path}: id2label must map the numbers from 0 on to labels, found {labels!r}")
+    return tuple(str(labels[str(index)]) for index in range(len(labels)))
 
 
 def _entailment(label2id: object, labels: tuple[str, ...]) -> int | None:
@@ -179,13 +179,13 @@ def _entailment(label2id: object, labels: tuple[str, ...]) -> int | None:
 
 def _activation(path: Path, config: dict[str, Any], library: Path, library_fields: dict[str, Any], labels: int) -> str:
     """The function from logits to scores: as sentence-transformers' files state, or by HuggingFace's `problem_type`."""
-    nested = config.get("sentence_transformers")
-    stated = [
+    inner = config.get("sentence_transformers")
+    settings = [
         (library, "activation_fn", library_fields.get("activation_fn")),  # version 6
-        (path, "activation_fn", nested.get("activation_fn") if isinstance(nested, dict) else None),  # 4 and 5
+        (path, "activation_fn", inner.get("activation_fn") if isinstance(inner, dict) else None),  # 4 and 5
         (path, "sbert_ce_default_activation_function", config.get("sbert_ce_default_activation_function")),
     ]
-    for file, field, value in stated:
+    for file, field, value in settings:
         if value is None:
             continue
         if not isinstance(value, str) or value not in ACTIVATIONS:

@@ -107,8 +107,8 @@ def read_marker_decider(folder: Path, encoder: EncoderConfig) -> MarkerDecider:
         raise UnsupportedModel(
             f"{path}: hidden states of {hidden} columns, which {hidden // HEAD_SIZE} heads do not share"
         )
-    named = {kind: vocabulary.special(f"{kind}_token") for kind in ("mask", "cls", "sep")}
-    ids = {kind: None if token is None else vocabulary.id(token) for kind, token in named.items()}
+    tokens = {kind: vocabulary.special(f"{kind}_token") for kind in ("mask", "cls", "sep")}
+    ids = {kind: None if token is None else vocabulary.id(token) for kind, token in tokens.items()}
     for kind, token_id in ids.items():
         if token_id is None:
             raise BrokenModel(f"{folder / 'tokenizer'} has no {kind}_token, which rows of decisions need")
@@ -142,7 +142,7 @@ def read_marker_decider(folder: Path, encoder: EncoderConfig) -> MarkerDecider:
         marker=int(ids["mask"] or 0),
         first=int(ids["cls"] or 0),
         separator=int(ids["sep"] or 0),
-        marker_text=str(named["mask"]),
+        marker_text=str(tokens["mask"]),
         most_tokens=min(most_tokens, encoder.max_positions),
         question_tokens=question_tokens,
         temperatures=_temperatures(fields),
@@ -150,13 +150,13 @@ def read_marker_decider(folder: Path, encoder: EncoderConfig) -> MarkerDecider:
 
 
 def _temperatures(fields: Mapping[str, Any]) -> dict[str, float]:
-    """By type, and by type and number of options. Laya sharpens by no more than LEAST_TEMPERATURE."""
-    stated, by_options = fields.get("temperature"), fields.get("temperature_by_options")
-    found = dict(zip(LAYA_TYPES, stated, strict=False)) if isinstance(stated, list) else {}
+    """Temperatures by type, and by type and number of options. Laya sharpens by no more than LEAST_TEMPERATURE."""
+    by_type, by_options = fields.get("temperature"), fields.get("temperature_by_options")
+    found = dict(zip(LAYA_TYPES, by_type, strict=False)) if isinstance(by_type, list) else {}
     found |= by_options if isinstance(by_options, dict) else {}
-    return {name: _clamped(value) for name, value in found.items()}
+    return {name: _clamp(value) for name, value in found.items()}
 
 
-def _clamped(value: object) -> float:
+def _clamp(value: object) -> float:
     is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
     return min(max(float(value), LEAST_TEMPERATURE), MOST_TEMPERATURE) if is_number else 1.0  # type: ignore[arg-type]

@@ -134,8 +134,8 @@ def marked_prompts(
     for role in ("query", "document"):
         if (name := f"{role}_prefix") in fields:
             markers[role] = _text(library, name, fields[name])
-    marked = {role: marker + prompts.get(role, "").removeprefix(marker) for role, marker in markers.items()}
-    return {**prompts, **marked}, tuple(markers.values())
+    role_prompts = {role: marker + prompts.get(role, "").removeprefix(marker) for role, marker in markers.items()}
+    return {**prompts, **role_prompts}, tuple(markers.values())
 
 
 def _text(path: Path, name: str, value: object) -> str:
@@ -145,8 +145,8 @@ def _text(path: Path, name: str, value: object) -> str:
 
 
 def is_stanford(config: Path) -> bool:
-    stated = read_object(config).get("architectures")
-    return isinstance(stated, list) and "HF_ColBERT" in stated
+    architectures = read_object(config).get("architectures")
+    return isinstance(architectures, list) and "HF_ColBERT" in architectures
 
 
 def read_stanford(
@@ -160,7 +160,7 @@ def read_stanford(
     stored.check("linear.weight", (outputs, hidden_size))
     vocabulary = Vocabulary(folder)
     settings = {
-        "query_expansion": _fixed(fields.get("query_maxlen"), fields.get("attend_to_mask_tokens")),
+        "query_expansion": _fixed_expansion(fields.get("query_maxlen"), fields.get("attend_to_mask_tokens")),
         "document_length": fields.get("doc_maxlen"),
     }
     mask = Mask(PUNCTUATION if fields.get("mask_punctuation", True) else ())
@@ -179,11 +179,11 @@ def _settings(fields: Mapping[str, Any]) -> dict[str, Any]:
         settings["query_expansion"] = fields["query_expansion"]  # null: none
     elif fields.get("do_query_expansion") is not False and fields.keys() & {*SETTINGS, *MARKS_OF_PYLATE}:
         attended = fields.get("attend_to_expansion_tokens", fields.get("attend_to_mask_tokens"))
-        settings["query_expansion"] = _fixed(settings.pop("query_length", None), attended)
+        settings["query_expansion"] = _fixed_expansion(settings.pop("query_length", None), attended)
     return settings
 
 
-def _fixed(length: object, attended: object) -> dict[str, Any]:
+def _fixed_expansion(length: object, attended: object) -> dict[str, Any]:
     """Queries are expanded to a length; `query_expansion` as sentence-transformers has it."""
     return {"strategy": "fixed", "length": length or QUERY_LENGTH, "attend": bool(attended)}
 
@@ -215,25 +215,25 @@ def _expansion(
 ) -> tuple[Expansion | None, int | None]:
     """sentence-transformers' query_expansion, and the tokens of a query at most."""
     longest = positive_int(path, fields, "query_length")
-    stated = fields.get("query_expansion")
-    if stated is None:
+    expansion = fields.get("query_expansion")
+    if expansion is None:
         return None, longest
-    if not isinstance(stated, dict) or stated.get("strategy") not in ("fixed", "min"):
-        raise UnsupportedModel(f"{path}: query_expansion {stated!r} is not supported; supported: 'fixed', 'min'")
-    if unknown := sorted(stated.keys() - {"strategy", "attend", "token", "length"}):
+    if not isinstance(expansion, dict) or expansion.get("strategy") not in ("fixed", "min"):
+        raise UnsupportedModel(f"{path}: query_expansion {expansion!r} is not supported; supported: 'fixed', 'min'")
+    if unknown := sorted(expansion.keys() - {"strategy", "attend", "token", "length"}):
         raise UnsupportedModel(f"{path}: query_expansion.{unknown[0]} is not supported")
-    if not isinstance(attended := stated.get("attend", False), bool):
+    if not isinstance(attended := expansion.get("attend", False), bool):
         raise BrokenModel(f"{path}: query_expansion's attend must be true or false, found {attended!r}")
-    length = positive_int(path, stated, "length")
+    length = positive_int(path, expansion, "length")
     if length is None:
         raise BrokenModel(f"{path}: query_expansion has no length")
-    token = stated.get("token")
+    token = expansion.get("token")
     if token is None:  # as PyLate: encoders have a mask token, decoders mostly do not
         token = next((special[name].content for name in ("mask_token", "eos_token") if name in special), None)
     token_id = None if token is None else vocabulary.id(str(token))
     if token_id is None:
         raise BrokenModel(f"{path}: query_expansion's token {token!r} is not a token of {vocabulary.path}")
-    if stated["strategy"] == "fixed":
+    if expansion["strategy"] == "fixed":
         longest = length
     elif longest is not None:
         longest = max(longest, length)
@@ -243,10 +243,10 @@ def _expansion(
 def _with_mask(
     layers: tuple[Layer, ...], query: Role, document: Role, mask: Mask, vocabulary: Vocabulary
 ) -> MultiVector:
-    skipped = vocabulary.ids(mask.words)
+    ids = vocabulary.ids(mask.words)
 
-    query = dataclasses.replace(query, skipped=skipped if mask.queries else ())
-    document = dataclasses.replace(document, skipped=skipped if mask.documents else (), only=mask.only)
+    query = dataclasses.replace(query, skipped=ids if mask.queries else ())
+    document = dataclasses.replace(document, skipped=ids if mask.documents else (), only=mask.only)
     return MultiVector(layers, query=query, document=document)
 
 

@@ -77,9 +77,10 @@ def published_format(model_id: str, folder: Path, fields: Mapping[str, Any]) -> 
 
     `fields` are those of its config.json.
     """
-    stated = fields.get("architectures")
-    listed = stated if isinstance(stated, list) else []
-    candidates = [each for each in FORMATS if each.architecture in listed]
+    architectures = fields.get("architectures")
+    if not isinstance(architectures, list):
+        return None
+    candidates = [each for each in FORMATS if each.architecture in architectures]
     if not candidates:
         return None
     names = "\n".join(_names(model_id, folder)).lower()

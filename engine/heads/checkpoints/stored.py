@@ -27,7 +27,7 @@ class Stored:
     files: dict[str, Path]  # a tensor's name → the file that holds it
     shapes: dict[str, tuple[int, ...]]
 
-    def named(self, names: Sequence[str]) -> str:
+    def find_name(self, names: Sequence[str]) -> str:
         """The first of a layer's or a norm's names that has a weight; else the first."""
         return next((name for name in names if f"{name}.weight" in self.shapes), names[0])
 
@@ -45,23 +45,23 @@ def stored_tensors(folder: Path) -> Stored:
     """The tensors of model.safetensors, or of the files that its index names. Raises BrokenModel."""
     path = folder / "model.safetensors"
     if path.is_file():
-        return stored_in(path)
+        return tensors_in(path)
     path = folder / "model.safetensors.index.json"
     shards = read_object(path).get("weight_map")
     if not isinstance(shards, dict) or not all(isinstance(shard, str) for shard in shards.values()):
         raise BrokenModel(f"{path} has no weight_map from tensor names to files")
-    held = {shard: stored_in(inside(path, shard)) for shard in sorted(set(shards.values()))}
+    shard_files = {shard: tensors_in(inside(path, shard)) for shard in sorted(set(shards.values()))}
     for name, shard in shards.items():
-        if name not in held[shard].shapes:
+        if name not in shard_files[shard].shapes:
             raise BrokenModel(f"{folder / shard} has no tensor {name}, which {path.name} says it has")
     return Stored(
         path,
         {name: folder / shard for name, shard in shards.items()},
-        {name: held[shard].shapes[name] for name, shard in shards.items()},
+        {name: shard_files[shard].shapes[name] for name, shard in shards.items()},
     )
 
 
-def stored_in(path: Path) -> Stored:
+def tensors_in(path: Path) -> Stored:
     """The tensors of one file. Raises BrokenModel."""
     header = read_header(path)
     return Stored(path, dict.fromkeys(header, path), {name: tuple(entry["shape"]) for name, entry in header.items()})
@@ -106,13 +106,13 @@ def unused_tensors(stored: Stored, config: EncoderConfig, heads: Heads) -> list[
     return [name for name in stored.shapes if name not in used and not _says_nothing(name)]
 
 
-def named_groups(names: Iterable[str], config: EncoderConfig) -> str:
+def format_groups(names: Iterable[str], config: EncoderConfig) -> str:
     """The names by their first part, with the number of each: "classifier (2), lm_head (5)". At most MOST_GROUPS."""
     prefixes = {prefix for mapping in config.tensors.mappings for prefix in mapping.prefixes}
     groups = Counter(_first_part(name, prefixes) for name in names)
-    listed = [f"{_short(group)} ({count})" for group, count in groups.most_common(MOST_GROUPS)]
-    more = len(groups) - len(listed)
-    return ", ".join(listed) + (f" and {more} more" if more else "")
+    parts = [f"{_short(group)} ({count})" for group, count in groups.most_common(MOST_GROUPS)]
+    more = len(groups) - len(parts)
+    return ", ".join(parts) + (f" and {more} more" if more else "")
 
 
 def _first_part(name: str, prefixes: set[str]) -> str:

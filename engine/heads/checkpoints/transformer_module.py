@@ -113,22 +113,22 @@ def _read(path: Path, stored: dict[str, Any]) -> TransformerModule:
     length = positive_int(path, fields, "max_seq_length")
     if "model_max_length" in tokenizer:  # sentence-transformers prefers it to max_seq_length
         length = positive_int(path, tokenizer, "model_max_length")
-    processed, further = _processing(path, fields)
+    call_length, further = _processing(path, fields)
     return TransformerModule(
         path=path,
         fields=fields,
-        max_length=length if processed is None else processed,
-        call_length=processed,
+        max_length=length if call_length is None else call_length,
+        call_length=call_length,
         lowercase=bool(fields.get("do_lower_case", False)),
         tokenizer=tokenizer,
         notices=notices + further,
         messages="message" in _object(path, fields, "modality_config"),
-        structured=_structured(path, fields),
+        structured=_is_structured(path, fields),
         template=_template(path, fields),
     )
 
 
-def _structured(path: Path, fields: Mapping[str, Any]) -> bool | None:
+def _is_structured(path: Path, fields: Mapping[str, Any]) -> bool | None:
     message = _object(path, _object(path, fields, "modality_config"), "message")
     kind = message.get("format", "auto")
     if kind not in ("auto", "flat", "structured"):
@@ -153,7 +153,7 @@ def _check_outputs(path: Path, fields: Mapping[str, Any]) -> None:
     task = fields.get("transformer_task", "feature-extraction")
     if task not in OUTPUTS:
         raise UnsupportedModel(f"{path}: transformer_task {task!r} is not supported; supported: {', '.join(OUTPUTS)}")
-    output, stored_as = OUTPUTS[task]
+    output, output_name = OUTPUTS[task]
     modalities = _object(path, fields, "modality_config")
     if not modalities:
         return
@@ -163,27 +163,27 @@ def _check_outputs(path: Path, fields: Mapping[str, Any]) -> None:
             "only; supported: text"
         )
     text = _object(path, modalities, "text")
-    for field_name, accepted in (("method", ("forward",)), ("method_output_name", (output, [output]))):
-        if text.get(field_name) not in accepted:
+    for field_name, choices in (("method", ("forward",)), ("method_output_name", (output, [output]))):
+        if text.get(field_name) not in choices:
             raise UnsupportedModel(
                 f"{path}: modality_config.text.{field_name} {text.get(field_name)!r} is not supported; "
-                f"supported: {accepted[0]!r}"
+                f"supported: {choices[0]!r}"
             )
-    if fields.get("module_output_name") != stored_as:
+    if fields.get("module_output_name") != output_name:
         raise UnsupportedModel(
             f"{path}: module_output_name {fields.get('module_output_name')!r} is not supported for {output}; "
-            f"supported: {stored_as!r}"
+            f"supported: {output_name!r}"
         )
 
 
 def _processing(path: Path, fields: Mapping[str, Any]) -> tuple[int | None, tuple[str, ...]]:
     """The most tokens of a text that processing_kwargs state, and notices."""
-    stated = _object(path, fields, "processing_kwargs")
+    settings = _object(path, fields, "processing_kwargs")
     # sentence-transformers calls the tokenizer with the arguments of texts, then with the common ones.
-    called = {**_object(path, stated, "text"), **_object(path, stated, "common")}
+    arguments = {**_object(path, settings, "text"), **_object(path, settings, "common")}
     where = path.with_name(f"{path.name}: processing_kwargs")
-    notices = check_keys(where, called, PROCESSING_KWARGS)
-    return positive_int(path, called, "max_length"), notices
+    notices = check_keys(where, arguments, PROCESSING_KWARGS)
+    return positive_int(path, arguments, "max_length"), notices
 
 
 def _stored_name(stored: Mapping[str, Any], name: str) -> str:

@@ -10,7 +10,7 @@ from embert.engine.errors import BrokenModel, UnsupportedModel
 from embert.engine.files.json_files import read_object
 from embert.engine.files.tokenizer_config import SpecialToken
 from embert.engine.heads.checkpoints.late_interaction import is_stanford, read_late_interaction, read_stanford
-from embert.engine.heads.checkpoints.stored import Vocabulary, check_layer, check_norm, stored_in, stored_tensors
+from embert.engine.heads.checkpoints.stored import Vocabulary, check_layer, check_norm, stored_tensors, tensors_in
 from embert.engine.heads.description import Layer, MultiVector, Norm, Role, Splade, TokenWeights
 from embert.engine.heads.modules import Modules
 from embert.engine.heads.pooling import width_after
@@ -40,14 +40,14 @@ def read_splade(folder: Path, config: EncoderConfig, *, twice: bool = False, mos
     columns, vocabulary = config.embedding_columns, config.vocab_size
     absent, head_names = config.tensors.is_absent, config.tensors.head_names
     transform = Layer(
-        stored.named(head_names(names.transform)),
+        stored.find_name(head_names(names.transform)),
         "",
         config.hidden_size,
         columns,
         not absent(f"{names.transform}.bias"),
         names.activation or config.activation,
     )
-    norm = Norm(stored.named(head_names(names.norm)), config.layer_norm_eps, not absent(f"{names.norm}.bias"))
+    norm = Norm(stored.find_name(head_names(names.norm)), config.layer_norm_eps, not absent(f"{names.norm}.bias"))
     check_layer(stored, transform)
     check_norm(stored, norm, columns)
     decoder = f"{names.decoder}.weight"
@@ -92,7 +92,7 @@ def _layer(folder: Path, name: str, hidden_size: int) -> Layer | None:
     path = folder / f"{name}.safetensors"
     if not path.is_file():
         return None
-    stored = stored_in(path)
+    stored = tensors_in(path)
     outputs = stored.shapes.get("weight", (0,))[0]
     stored.check("weight", (outputs, hidden_size))
     if "bias" in stored.shapes:

@@ -11,7 +11,7 @@ from embert.engine.errors import InputError
 from embert.engine.files.chat_template import PairText
 from embert.engine.tokenization.backend import ID_BYTES, Backend
 from embert.engine.tokenization.encoded import Chunking, Chunks, Encoded, TokenizeOptions, groups, too_long
-from embert.engine.tokenization.offsets import shortened
+from embert.engine.tokenization.offsets import shorten
 from embert.engine.tokenization.pairs.request import PairRequest, check_tokens, cut
 from embert.engine.tokenization.split_points import SEEN
 
@@ -44,7 +44,7 @@ class ChatTemplatePairs:
             return (yield from self._fit(request, limit))
         added = truncated = 0
         if options.instruction is not None:
-            pair_text = yield from self._instructed(options.instruction, limit - len(end) // ID_BYTES, chunking)
+            pair_text = yield from self._instruct(options.instruction, limit - len(end) // ID_BYTES, chunking)
             added = len(options.instruction)
         if limit <= len(end) // ID_BYTES:
             raise InputError(
@@ -69,7 +69,7 @@ class ChatTemplatePairs:
         # A query of many documents is in memory once for each pair of a group, not for all of them.
         sizes = [added + len(first) + len(second) for first, second in zip(firsts, seconds, strict=True)]
         for group in groups(sizes, chunking.chunk):
-            texts = [pair_text.joined(*pair) for pair in zip(firsts[group], seconds[group], strict=True)]
+            texts = [pair_text.join(*pair) for pair in zip(firsts[group], seconds[group], strict=True)]
             read = yield from self._backend.read(
                 texts, options, chunking, capacity=limit, param=options.second_param, refuse=refuse, first=group.start
             )
@@ -108,7 +108,7 @@ class ChatTemplatePairs:
                 subject=f"question {index}",
             )
 
-        texts = [self._pair_text.joined("", second) for second in seconds]
+        texts = [self._pair_text.join("", second) for second in seconds]
         uncut = dataclasses.replace(options, truncate=False)
         bodies = yield from self._backend.read(
             texts, uncut, chunking, capacity=limit, param=options.second_param, refuse=refuse
@@ -117,14 +117,14 @@ class ChatTemplatePairs:
         left = limit - max(lengths, default=0) - JOINT_TOKENS
         if left < 1:
             raise refuse(lengths.index(max(lengths)), max(lengths))
-        fitted = firsts
+        short_firsts = firsts
         if any(BYTES_A_CHARACTER * len(first) > left for first in firsts):
-            fitted = yield from self._shorten(firsts, left, options.param, chunking)
+            short_firsts = yield from self._shorten(firsts, left, options.param, chunking)
         again = dataclasses.replace(options, only_first=False)
-        encoded = yield from self.encode_chunks(dataclasses.replace(request, firsts=fitted, options=again))
-        return encoded if fitted == firsts else dataclasses.replace(encoded, truncated=len(seconds))
+        encoded = yield from self.encode_chunks(dataclasses.replace(request, firsts=short_firsts, options=again))
+        return encoded if short_firsts == firsts else dataclasses.replace(encoded, truncated=len(seconds))
 
-    def _instructed(self, instruction: str, most: int, chunking: Chunking) -> Chunks[PairText]:
+    def _instruct(self, instruction: str, most: int, chunking: Chunking) -> Chunks[PairText]:
         """The template with the instruction of a request, whose tokens are counted once for all pairs.
 
         Raises InputError where the model takes none, and where it leaves less than one of `most` tokens to a pair.
@@ -132,7 +132,7 @@ class ChatTemplatePairs:
         param = "instruction"
         if self._pair_text.instructed is None:
             raise InputError("is not read by this model", param=param)
-        instructed = self._pair_text.with_instruction(instruction)
+        pair_text = self._pair_text.with_instruction(instruction)
 
         def refuse(_index: int, tokens: int) -> InputError:
             return InputError(
@@ -143,11 +143,11 @@ class ChatTemplatePairs:
 
         whole = TokenizeOptions(truncate=False)
         (head,) = yield from self._backend.read(
-            [instructed.before], whole, chunking, capacity=most, param=param, refuse=refuse
+            [pair_text.before], whole, chunking, capacity=most, param=param, refuse=refuse
         )
         if len(head) // ID_BYTES >= most:
             raise refuse(0, len(head) // ID_BYTES)
-        return instructed
+        return pair_text
 
     def _shorten(
         self, texts: Sequence[str], limit: int | None, param: str, chunking: Chunking
@@ -157,7 +157,7 @@ class ChatTemplatePairs:
             return texts  # the pair as a whole is cut
         # A token has a character at least.
         long = [text[: limit * MOST_TOKEN_CHARACTERS] if len(text) > limit else "" for text in texts]
-        read = yield from shortened(self._backend, long, limit, param=param, most_unbroken=chunking.most_unbroken)
+        read = yield from shorten(self._backend, long, limit, param=param, most_unbroken=chunking.most_unbroken)
         return [short or text for short, text in zip(read, texts, strict=True)]
 
     def _split_before(self, texts: Sequence[str], before: str) -> bool:
@@ -169,7 +169,7 @@ class ChatTemplatePairs:
 
     def _template_end(self) -> bytes:
         """Ids of the tokens that all pairs end in."""
-        ends = [self._backend.library_ids([self._pair_text.joined(filler, filler)])[0] for filler in ("0", "1 2 3 4")]
+        ends = [self._backend.library_ids([self._pair_text.join(filler, filler)])[0] for filler in ("0", "1 2 3 4")]
         first, second = (np.frombuffer(end, np.int32)[::-1] for end in ends)
         shorter = min(len(first), len(second))
         differ = np.flatnonzero(first[:shorter] != second[:shorter])

@@ -50,7 +50,7 @@ class MarkerPairs:
         bodies = yield from read(states)
         rows, types, truncated = [], [], 0
         for index, texts in enumerate(pieces):
-            row = _marked_row(decider, [next(questions) for _ in texts])
+            row = _mark_row(decider, [next(questions) for _ in texts])
             room = decider.most_tokens - len(row) - 1
             if room < 0:
                 raise InputError(
@@ -72,18 +72,18 @@ class MarkerPairs:
         return Encoded(ids, lengths, truncated, np.repeat(np.array(types, np.int32), lengths))
 
 
-def _marked_row(decider: MarkerDecider, pieces: Sequence[array[int]]) -> array[int]:
+def _mark_row(decider: MarkerDecider, pieces: Sequence[array[int]]) -> array[int]:
     """The ids of a question and its options, as Laya shortens them, up to the state."""
     head, *texts = pieces
-    marked = [array("i", [decider.marker]) + text[:OPTION_TOKENS] for text in texts]
-    left = decider.question_tokens - sum(map(len, marked))
+    options = [array("i", [decider.marker]) + text[:OPTION_TOKENS] for text in texts]
+    left = decider.question_tokens - sum(map(len, options))
     if left < QUESTION_TOKENS:
-        each = max(LEAST_OPTION_TOKENS, (decider.question_tokens - QUESTION_TOKENS) // max(1, len(marked)))
-        marked = [option[:each] for option in marked]
-        left = decider.question_tokens - sum(map(len, marked))
+        each = max(LEAST_OPTION_TOKENS, (decider.question_tokens - QUESTION_TOKENS) // max(1, len(options)))
+        options = [option[:each] for option in options]
+        left = decider.question_tokens - sum(map(len, options))
     row = array("i", [decider.first]) + head[: max(LEAST_QUESTION_TOKENS, left)]
     row.append(decider.separator)
-    for option in marked:
+    for option in options:
         row += option
     row.append(decider.separator)
     return row

@@ -179,11 +179,11 @@ class SpecialTokenPairs:
             pieces: list[bytes] = []
             for first_body, second_body in zip(firsts[group], seconds[group], strict=True):
                 pieces += (template.before, first_body, template.between, second_body, template.after)
-            joined = np.frombuffer(b"".join(pieces), np.int32)
-            ids[position : position + len(joined)] = joined
+            group_ids = np.frombuffer(b"".join(pieces), np.int32)
+            ids[position : position + len(group_ids)] = group_ids
             if types is not None:
-                types[position : position + len(joined)] = template.token_types(first[group], second[group])
-            position += len(joined)
+                types[position : position + len(group_ids)] = template.token_types(first[group], second[group])
+            position += len(group_ids)
             if total > CHUNK_TOKENS:
                 yield total
         return Encoded(ids, lengths, truncated, types)

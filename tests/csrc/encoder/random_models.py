@@ -62,7 +62,7 @@ def packed(random: np.random.Generator, lengths: npt.NDArray[np.int64], **more: 
 
 def part(batch: PackedBatch, rows: npt.NDArray[np.int64]) -> PackedBatch:
     """Some sequences of a batch, in the order given, with raw vectors requested."""
-    return dataclasses.replace(batch.taken(rows), normalize=np.zeros(len(rows), np.bool_))
+    return dataclasses.replace(batch.take(rows), normalize=np.zeros(len(rows), np.bool_))
 
 
 def agrees(encoder: CudaEncoder, got: Floats, single: Floats) -> bool:

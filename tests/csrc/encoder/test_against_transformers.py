@@ -97,4 +97,4 @@ def test_every_kernel_of_a_small_model(tmp_path: Path, random: np.random.Generat
 def test_an_empty_batch(encoder: CudaEncoder) -> None:
     empty = PackedBatch(np.empty(0, np.int32), np.zeros(1, np.int32))
     assert encoder.encode(empty).shape == (0, 768)
-    assert encoder.wait(encoder.submit(empty.wanting(Task.TOKENS))) == {}
+    assert encoder.wait(encoder.submit(empty.with_tasks(Task.TOKENS))) == {}

@@ -100,7 +100,7 @@ def test_sequences_of_different_adapters_in_one_batch(tmp_path: Path, form: str,
         vectors = unit(each.encode(batch))
         np.testing.assert_allclose(vectors, unit(np.stack([rows.mean(0) for rows in expected])), atol=1e-5)
         for index in range(len(sequences)):
-            np.testing.assert_allclose(unit(each.encode(batch.taken(np.array([index])))[0]), vectors[index], atol=1e-5)
+            np.testing.assert_allclose(unit(each.encode(batch.take(np.array([index])))[0]), vectors[index], atol=1e-5)
     if products == "torch":
         lengths = [[np.diff(cu_seqlens).tolist() for _, cu_seqlens, *_ in each.batches[:2]] for each in gpu.encoders]
         assert lengths == [[[LENGTHS[i] for i in np.flatnonzero(numbers == adapter)]] * 2 for adapter in range(-1, 5)]

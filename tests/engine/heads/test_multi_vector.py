@@ -176,7 +176,7 @@ def test_added_tokens_that_nothing_attends_to(tmp_path: Path, dtype: str) -> Non
     """HuggingFace's attention mask, by hand, in batches of expanded and other texts; the longest in bfloat16 too."""
     folder, sequences = pylate(tmp_path / "model", query_length=100), expanded_sequences()
     loaded = engine.load_encoder(engine.load_model(str(folder)), device="cpu", dtype=dtype)
-    rows = loaded.wait(loaded.submit(engine.pack(sequences).wanting(Task.MULTI)))[Task.MULTI]
+    rows = loaded.wait(loaded.submit(engine.pack(sequences).with_tasks(Task.MULTI)))[Task.MULTI]
     assert rows.counts.tolist() == [len(ids) for ids in sequences]
     for number, expected in enumerate(masked_vectors(folder, sequences)):
         ours = rows.slice(number, number + 1).values

@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 
 from embert import engine
 from embert.engine.errors import EncoderError, InputError
-from embert.engine.heads.scores import LabelScore, Ranked, best_labels, ranked, scores
+from embert.engine.heads.scores import LabelScore, Ranked, best_labels, rank, scores
 from tests.engine.conftest import Floats
 from tests.engine.heads.classifiers import build_classifier, hugging_face_logits
 from tests.oracles.pipelines import write
@@ -42,9 +42,9 @@ def test_scores_equal_torch_and_keep_the_order(logits: Floats) -> None:
 
 def test_best_come_first_and_equals_in_their_order() -> None:
     logits = np.array([1, 40, 30, 40, -200], np.float32)
-    assert [each.index for each in ranked(logits, "sigmoid")] == [1, 3, 2, 0, 4]  # also where scores are both 1
-    assert ranked(logits, "identity", 2) == [Ranked(1, 40.0), Ranked(3, 40.0)]
-    assert ranked(logits[:0], "sigmoid") == []
+    assert [each.index for each in rank(logits, "sigmoid")] == [1, 3, 2, 0, 4]  # also where scores are both 1
+    assert rank(logits, "identity", 2) == [Ranked(1, 40.0), Ranked(3, 40.0)]
+    assert rank(logits[:0], "sigmoid") == []
     assert best_labels(np.array([[1, 2, 2], [3, 0, -1]], np.float32), "identity", "abc") == [
         [LabelScore("b", 2.0), LabelScore("c", 2.0), LabelScore("a", 1.0)],
         [LabelScore("a", 3.0), LabelScore("b", 0.0), LabelScore("c", -1.0)],

@@ -76,7 +76,7 @@ def same(ours: Floats, theirs: Floats) -> None:
 
 
 def sparse(encoder: Encoder, sequences: list[Ids]) -> TaskOutput:
-    return encoder.wait(encoder.submit(engine.pack(sequences).wanting(Task.SPARSE)))[Task.SPARSE]
+    return encoder.wait(encoder.submit(engine.pack(sequences).with_tasks(Task.SPARSE)))[Task.SPARSE]
 
 
 @pytest.mark.parametrize("case", MASKED_LM_CASES)

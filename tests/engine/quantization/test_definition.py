@@ -18,10 +18,10 @@ from embert.engine.quantization.rows import (
     QuantizedRows,
     QuantizedWeight,
     product,
-    quantized,
-    quantized_rows,
-    quantized_weight,
-    rotated,
+    quantize,
+    quantize_rows,
+    quantize_weight,
+    rotate,
     sums,
 )
 from tests.engine.conftest import Floats
@@ -42,29 +42,29 @@ def drawn(seed: int, rows: int, columns: int) -> Floats:
 def test_rotation_is_the_product_with_the_matrix(seed: int, count: int) -> None:
     x = drawn(seed, 3, count * BLOCK)
     exact = x.astype(np.float64).reshape(-1, BLOCK) @ scipys(BLOCK)
-    np.testing.assert_allclose(rotated(x).reshape(-1, BLOCK), exact, rtol=0, atol=2e-5 * np.abs(exact).max())
+    np.testing.assert_allclose(rotate(x).reshape(-1, BLOCK), exact, rtol=0, atol=2e-5 * np.abs(exact).max())
 
 
 @given(seeds, blocks)
 def test_integers_times_scales_are_the_rotated_row(seed: int, count: int) -> None:
     x = drawn(seed, 4, count * BLOCK)
-    rows, y = quantized_rows(x), rotated(x) / np.sqrt(np.float32(BLOCK))
+    rows, y = quantize_rows(x), rotate(x) / np.sqrt(np.float32(BLOCK))
     assert (np.abs(rows.integers.astype(int)).max(1) == LEVELS).all()
     assert (np.abs(rows.integers * rows.scales - y) <= 0.501 * rows.scales).all()
-    alone = quantized_rows(x[3:4])
+    alone = quantize_rows(x[3:4])
     np.testing.assert_array_equal(rows.integers[3:4], alone.integers)
     np.testing.assert_array_equal(rows.scales[3:4], alone.scales)
 
 
 def test_halves_go_to_the_even_integer() -> None:
     y = np.array([[127, 0.5, 1.5, 2.5, -0.5, -1.5, -127, 0]], np.float32)
-    assert quantized(y).integers[0].tolist() == [127, 0, 2, 2, 0, -2, -127, 0]
+    assert quantize(y).integers[0].tolist() == [127, 0, 2, 2, 0, -2, -127, 0]
 
 
 def test_row_of_zeros_has_integers_and_scale_0() -> None:
     x = np.zeros((2, BLOCK), np.float32)
     x[1, 0] = 1
-    rows = quantized_rows(x)
+    rows = quantize_rows(x)
     assert not rows.integers[0].any()
     assert rows.scales[0] == 0 < rows.scales[1]
 
@@ -73,7 +73,7 @@ def test_row_of_zeros_has_integers_and_scale_0() -> None:
 def test_weights_are_rotated_and_scaled_by_channel(seed: int) -> None:
     weight = drawn(seed, 6, 2 * BLOCK)
     weight[2] = 0
-    found = quantized_weight(weight, "w")
+    found = quantize_weight(weight, "w")
     exact = (weight.astype(np.float64).reshape(-1, BLOCK) @ scipys(BLOCK) / np.sqrt(BLOCK)).reshape(weight.shape)
     assert not found.integers[2].any()
     assert found.scales[2] == 0
@@ -95,13 +95,13 @@ def test_product_is_near_the_exact_one() -> None:
     x, weight = drawn(1, 8, 3 * BLOCK), drawn(2, 16, 3 * BLOCK)
     bias = drawn(3, 1, 16)[0]
     exact = x.astype(np.float64) @ weight.T + bias
-    found = product(quantized_rows(x), quantized_weight(weight, "w"), bias)
+    found = product(quantize_rows(x), quantize_weight(weight, "w"), bias)
     assert np.linalg.norm(found - exact) < 0.03 * np.linalg.norm(exact)
     plain = np.rint(x / np.abs(x).max(1, keepdims=True) * 127) * np.abs(x).max(1, keepdims=True) / 127
     assert np.linalg.norm(found - exact) < 0.5 * np.linalg.norm(plain @ weight.T + bias - exact)  # without a rotation
 
 
-@pytest.mark.parametrize("quantize_weight", [quantized_weight, quarter_weight, block_weight])
+@pytest.mark.parametrize("quantize_weight", [quantize_weight, quarter_weight, block_weight])
 def test_width_without_whole_blocks_is_refused(quantize_weight: Callable[..., QuantizedWeight]) -> None:
     with pytest.raises(UnsupportedModel, match=r"layer\.7\.dense\.weight has 312"):
         quantize_weight(np.zeros((4, 312), np.float32), "layer.7.dense.weight")
