@@ -83,7 +83,8 @@ async def rerank(context: RequestContext) -> tuple[bytes, bytes]:
     )
     rows = await join_rows(result_rows(ranking, request.documents if request.return_documents else None))
     meta = cohere_meta(b"2", ranking.tokens)
-    return JSON, b'{"id":"%b","results":[%b],"meta":%b}' % (str(uuid.uuid4()).encode(), rows, meta)
+    head = b'{"id":"%b","results":[' % str(uuid.uuid4()).encode()
+    return JSON, await join([head, rows, b'],"meta":%b}' % meta])
 
 
 # --- embeddings ---

@@ -19,6 +19,7 @@ from embert.engine.options import check_pair_instruction
 from embert.engine.tokenization.encoded import TokenizeOptions
 from embert.server.http.errors import EmptyInput
 from embert.server.protocols.request_context import RequestContext
+from embert.server.protocols.serialization import join
 from embert.server.registry.tokenizing import TextPairs
 from embert.server.request.request_body import FAIL_FAST, InputForm, RequestBody
 
@@ -124,11 +125,11 @@ def json_numbers(values: Floats) -> list[bytes]:
 async def join_rows(rows: Iterable[bytes]) -> bytes:
     """The rows with commas between them; the event loop runs other requests between many or long ones."""
     pieces: list[bytes] = []
-    size = 0
+    size, is_large = 0, False
     for row in rows:
         pieces.append(row)
         size += len(row) + 256  # cost of a short row
         if size > _BYTES_AT_ONCE:
-            size = 0
+            size, is_large = 0, True
             await asyncio.sleep(0)
-    return b",".join(pieces)
+    return await join(pieces, b",") if is_large else b",".join(pieces)

@@ -19,6 +19,7 @@ from embert.server.protocols.fields import FIELDS
 from embert.server.protocols.openai import Usage
 from embert.server.protocols.ranking import DOCUMENTS, Document, Documents, Ranking, documents_texts, join_rows, rank
 from embert.server.protocols.request_context import JSON, RequestContext
+from embert.server.protocols.serialization import join
 from embert.server.request.request_body import FAIL_FAST, Direction, InputForm, InputForms, RequestBody
 
 INSTRUCTION = "What makes a document relevant, for models that take an instruction. Default: the model's own."
@@ -171,20 +172,12 @@ async def rerank_documents(
         data = await join_rows(_voyage_rows(ranking, texts))
     tokens = ranking.tokens
     is_voyage = _VOYAGE.intersection(context.names.values()) or _INFINITY.isdisjoint(request.model_fields_set)
-    return JSON, (
-        b'{"id":"%b","object":"%b","model":%b,"results":[%b],"data":[%b],'
-        b'"usage":{"prompt_tokens":%d,"total_tokens":%d},'
-        b'"meta":%b}'
-    ) % (
-        str(uuid.uuid4()).encode(),
-        b"list" if is_voyage else b"rerank",
-        orjson.dumps(handle.name),
-        rows,
-        data,
-        tokens,
-        tokens,
-        cohere_meta(b"1", tokens),
-    )
+    kind = b"list" if is_voyage else b"rerank"
+    name = orjson.dumps(handle.name)
+    head = b'{"id":"%b","object":"%b","model":%b,"results":[' % (str(uuid.uuid4()).encode(), kind, name)
+    usage = b'{"prompt_tokens":%d,"total_tokens":%d}' % (tokens, tokens)
+    tail = b'],"usage":%b,"meta":%b}' % (usage, cohere_meta(b"1", tokens))
+    return JSON, await join([head, rows, b'],"data":[', data, tail])
 
 
 async def rank_texts(

@@ -87,15 +87,15 @@ async def base64_pieces(numbers: Vectors, dtype: str) -> list[bytes]:
     return pieces
 
 
-async def join(pieces: list[bytes]) -> bytes:
+async def join(pieces: list[bytes], separator: bytes = b"") -> bytes:
     """Joins the pieces of a response, and empties the list. Many bytes are joined in a thread that releases the GIL."""
     if sum(map(len, pieces)) < _BYTES_AT_ONCE:
-        return b"".join(pieces)
-    return await asyncio.to_thread(_join, pieces)
+        return separator.join(pieces)
+    return await asyncio.to_thread(_join, pieces, separator)
 
 
-def _join(pieces: list[bytes]) -> bytes:
-    body = b"".join(pieces)
+def _join(pieces: list[bytes], separator: bytes) -> bytes:
+    body = separator.join(pieces)
     pieces.clear()  # takes a millisecond too
     return body
 
@@ -171,7 +171,7 @@ async def openai_json(vectors: Vectors | Quantized, model: str, prompt_tokens: i
         embedding = _base64(vector) if base64 else _dump(vector)
         items.append(b'{"object":"embedding","embedding":%b,"index":%d}' % (embedding, index))
     head, tail = _openai_list(model, prompt_tokens)
-    if len(items) <= rows:
+    if vectors.shape[0] <= rows:
         return head + b",".join(items) + tail
     return await join([head, items[0], *(part for item in items[1:] for part in (b",", item)), tail])
 

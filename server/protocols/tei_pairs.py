@@ -19,6 +19,7 @@ from embert.server.protocols.fields import FIELDS
 from embert.server.protocols.ranking import DOCUMENTS, Documents, activation, join_rows, json_numbers
 from embert.server.protocols.request_context import JSON, RequestContext
 from embert.server.protocols.rerank import Reranked, RerankFields, rank_texts, rerank_documents
+from embert.server.protocols.serialization import join
 from embert.server.registry.tokenizing import TextPairs
 from embert.server.request.request_body import (
     MODELS_DIRECTION,
@@ -83,7 +84,7 @@ async def rerank(context: RequestContext) -> tuple[bytes, bytes]:
         )
     else:
         results = (b'{"index":%d,"score":%b}' % row for row in rows)
-    return JSON, b"[%b]" % await join_rows(results)
+    return JSON, await join([b"[", await join_rows(results), b"]"])
 
 
 # --- predict ---

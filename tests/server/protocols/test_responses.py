@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from embert.engine import Task, TaskOutput
 from embert.server.protocols import serialization
+from embert.server.protocols.ranking import join_rows
 from embert.server.protocols.serialization import (
     base64_pieces,
     floats_json,
@@ -112,9 +113,9 @@ def test_large_responses_are_not_copied_on_the_event_loop(monkeypatch: pytest.Mo
     multi = {Task.MULTI: TaskOutput(vectors, np.array([0, len(vectors)], np.int32))}
     threads: list[threading.Thread] = []
 
-    def in_thread(pieces: list[bytes]) -> bytes:
+    def in_thread(pieces: list[bytes], separator: bytes) -> bytes:
         threads.append(threading.current_thread())
-        return b"".join(pieces)
+        return separator.join(pieces)
 
     monkeypatch.setattr(serialization, "_join", in_thread)
     for base64 in (False, True):
@@ -123,7 +124,9 @@ def test_large_responses_are_not_copied_on_the_event_loop(monkeypatch: pytest.Mo
         assert RUNNER.run(floats_json(vectors, base64=base64)) == written
         for write in (openai_json(vectors, "m", 1, base64=base64), typed_openai_json(multi, "m", 1, base64=base64)):
             assert len(orjson.loads(RUNNER.run(write))["data"]) in (1, 800)
-    assert len(threads) == 6
+    text = b"x" * 10_000
+    assert RUNNER.run(join_rows(text for _ in range(200))) == b",".join([text] * 200)
+    assert len(threads) == 7
     assert threading.main_thread() not in threads
 
     assert raw_rows(vectors) == vectors.tobytes()
