@@ -43,7 +43,7 @@ class Request:
 
     __slots__ = (
         "channel", "counted", "deadline", "deficit", "has_quantum", "key", "least", "lengths", "low_priority",
-        "message", "model", "offsets", "prefix", "queries", "shared", "taken", "texts", "tokens", "weights",
+        "message", "model", "offsets", "prefix", "queries", "shared", "start", "texts", "tokens", "weights",
     )  # fmt: skip
 
     def __init__(
@@ -72,23 +72,23 @@ class Request:
         if prefix:
             self.prefix = prefix
             self.count(prefix, lengths)
-        self.taken = 0  # texts already in a batch, of a large request
+        self.start = 0  # first text of a large request that is in no batch yet
         # Deficit round robin: the tokens that it may still take in this round. Negative after a text longer than that.
         self.deficit = 0
         self.has_quantum = False  # part of its quantum of this round is left
 
     @property
     def waiting_texts(self) -> int:
-        return self.texts - self.taken
+        return self.texts - self.start
 
     @property
     def waiting_tokens(self) -> int:
-        return self.tokens - self.counted[self.taken] if self.taken < self.texts else 0
+        return self.tokens - self.counted[self.start] if self.start < self.texts else 0
 
     @property
     def next_tokens(self) -> int:
         """Tokens of the first text that waits; with a prefix, of the fewest texts that a batch takes."""
-        counted, first = self.counted, self.taken
+        counted, first = self.counted, self.start
         stop = first + 1
         if self.shared:
             stop = max(stop, bisect_right(counted, counted[first] + self.least, first) - 1)
@@ -257,7 +257,7 @@ class BatchBuilder:
         self.waited = 0  # tokens that do not wait any more; the rest of a request waits with its prefix
 
     def slices(self) -> list[Slice]:
-        return self._small + [request.piece(first, request.taken) for request, first in self._starts.items()]
+        return self._small + [request.piece(first, request.start) for request, first in self._starts.items()]
 
     def fill(self, lane: Lane, tokens: int) -> None:
         """Fill `tokens` tokens: small requests in a part of them, large ones, then small ones again."""
@@ -298,15 +298,15 @@ class BatchBuilder:
         """Take the next texts of the first long request that fit. Others may then take as many tokens."""
         request = next(iter(lane.long.values()))
         before = request.waiting_tokens
-        taken = self._take(lane, request, self.tokens_left)
-        if not taken:
+        tokens = self._take(lane, request, self.tokens_left)
+        if not tokens:
             return
         lane.sizes.count(before, -1)
-        if left := request.waiting_tokens:
-            lane.sizes.count(left, 1)
+        if rest := request.waiting_tokens:
+            lane.sizes.count(rest, 1)
         else:
             del lane.long[request.key]
-        lane.long_debt = taken
+        lane.long_debt = tokens
 
     def _take_small_first(self, lane: Lane) -> None:
         """Take small requests, in half of the batch if large ones wait.
@@ -325,22 +325,22 @@ class BatchBuilder:
 
     def _take_small(self, lane: Lane, tokens: int) -> bool:
         """Take small requests of at most `tokens` tokens together, first come, first served. True if there was one."""
-        taken: list[Slice] = []
+        slices: list[Slice] = []
         tokens_left, texts = tokens, 0
         for piece in lane.small.values():
             if piece.tokens > tokens_left:
                 break
             tokens_left -= piece.tokens
             texts += piece.stop
-            taken.append(piece)
-        if len(taken) == len(lane.small):
+            slices.append(piece)
+        if len(slices) == len(lane.small):
             lane.small.clear()
         else:
-            for piece in taken:
+            for piece in slices:
                 del lane.small[piece.request.key]
         self._count(lane, tokens - tokens_left, texts, tokens - tokens_left)
-        self._small += taken
-        return bool(taken)
+        self._small += slices
+        return bool(slices)
 
     def _take_quanta(self, lane: Lane) -> None:
         """Take a quantum of each large request, round by round (deficit round robin; Shreedhar and Varghese, 1995).
@@ -355,16 +355,16 @@ class BatchBuilder:
             tokens = max(request.deficit, request.next_tokens)
             if before <= tokens + self.limits.small_tokens:
                 tokens = before
-            taken = self._take(lane, request, tokens)
-            if not taken:
+            share = self._take(lane, request, tokens)
+            if not share:
                 return  # its next text does not fit
             lane.sizes.count(before, -1)
-            left = request.waiting_tokens
-            if not left:
+            rest = request.waiting_tokens
+            if not rest:
                 del large[request.key]
             else:
-                lane.sizes.count(left, 1)
-                request.deficit -= taken
+                lane.sizes.count(rest, 1)
+                request.deficit -= share
                 if request.next_tokens <= request.deficit:
                     return  # the batch is full, and the quantum is not used up
                 request.has_quantum = False
@@ -372,7 +372,7 @@ class BatchBuilder:
 
     def _take(self, lane: Lane, request: Request, tokens: int) -> int:
         """Take the request's next texts that fit into `tokens` and the batch. Returns their tokens."""
-        counted, first, before = request.counted, request.taken, request.waiting_tokens
+        counted, first, before = request.counted, request.start, request.waiting_tokens
         tokens = min(tokens, self.tokens_left)
         shared = 0 if request in self._starts else request.shared
         if shared and tokens < request.next_tokens:
@@ -381,19 +381,19 @@ class BatchBuilder:
         if stop <= first:
             return 0
         self._start(request, stop)
-        taken = shared + counted[stop] - counted[first]
-        self._count(lane, taken, stop - first, before - request.waiting_tokens)
-        return taken
+        total = shared + counted[stop] - counted[first]
+        self._count(lane, total, stop - first, before - request.waiting_tokens)
+        return total
 
     def _start(self, request: Request, stop: int) -> None:
         """Take the texts before `stop`."""
-        first = self._starts.setdefault(request, request.taken)
+        first = self._starts.setdefault(request, request.start)
         if request.counted is not request.offsets:
-            counted, start = request.counted, request.taken
+            counted, start = request.counted, request.start
             shared = request.shared - request.prefix if first == start else 0
             tokens = request.tokens_of(start, stop) - request.prefix
             self.surplus += shared + counted[stop] - counted[start] - tokens
-        request.taken = stop
+        request.start = stop
 
     def _count(self, lane: Lane, tokens: int, texts: int, waited: int) -> None:
         """Count texts of the batch. `waited` are those of `self.waited`."""

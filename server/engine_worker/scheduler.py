@@ -266,7 +266,7 @@ class Scheduler:
         lane.texts -= texts
         self.queue_tokens -= tokens
         self.queue_texts -= texts
-        request.taken = request.texts
+        request.start = request.texts
         return texts
 
     def _forget_finished(self) -> None:
