@@ -12,7 +12,7 @@ from typing import NamedTuple
 from embert.engine.errors import BrokenModel, EngineError, ModelNotFound, TakesNoPair, UnsupportedModel
 from embert.engine.files.chat_template import PairText, read_decision_text, read_pair_text, template_of
 from embert.engine.files.hub import Location, locate
-from embert.engine.files.json_files import check_keys, positive_int, read_object, read_optional
+from embert.engine.files.json_files import architectures_of, check_keys, positive_int, read_object, read_optional
 from embert.engine.files.key_tables import CONFIG_OF_MODEL2VEC, CONFIG_SENTENCE_TRANSFORMERS
 from embert.engine.files.tokenizer_config import NO_LENGTH_LIMIT, TokenizerConfig, define, read_tokenizer_config
 from embert.engine.heads.checkpoints.classifier import logit_classifier, read_classifier, stored_classifier
@@ -403,7 +403,7 @@ class _Checkpoint:
         if heads.multi_vector is None:
             self.module.check_no_roles()
         if heads.pickled:
-            self.notices.append(_pickled(self.folder, heads.pickled))
+            self.notices.append(_pickle_notice(self.folder, heads.pickled))
         return heads
 
     def _check_pooling(self, config: EncoderConfig, *, is_classifier: bool) -> None:
@@ -421,8 +421,8 @@ class _Checkpoint:
             )
         elif self.modules.pooling is None:
             names = self._architectures
-            architectures = "" if not names or names.endswith("Model") else f"; architectures of config.json: {names}"
-            self.notices.append(f"no pooling configuration found, using mean{architectures}")
+            end = "" if not names or names.endswith("Model") else f"; architectures of config.json: {names}"
+            self.notices.append(f"no pooling configuration found, using mean{end}")
 
     def _check_expansion(self, config: EncoderConfig, head: MultiVector | None) -> None:
         """Refuse DeBERTa with tokens that are not attended to: only transformers embeds them as zeros."""
@@ -434,8 +434,7 @@ class _Checkpoint:
 
     @property
     def _architectures(self) -> str:
-        names = self.config_fields.get("architectures")
-        return ", ".join(map(str, names)) if isinstance(names, list) else ""
+        return ", ".join(architectures_of(self.config_fields))
 
     def _limit_lengths(
         self, config: EncoderConfig, tokenizer: TokenizerConfig, multi_vector: MultiVector | None
@@ -621,7 +620,7 @@ def _check_size(folder: Path, config: EncoderConfig) -> None:
         )
 
 
-def _pickled(folder: Path, names: tuple[str, ...]) -> str:
+def _pickle_notice(folder: Path, names: tuple[str, ...]) -> str:
     files = " and ".join(f"{name}.pt" for name in names)
     return (
         f"{files} in {folder} {'is' if len(names) == 1 else 'are'} pickled and not read: dense vectors only; to have "

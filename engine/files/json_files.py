@@ -76,6 +76,12 @@ def positive_int(path: Path, fields: Mapping[str, Any], name: str) -> int | None
     return value
 
 
+def architectures_of(fields: Mapping[str, Any]) -> list[str]:
+    """The classes that a config.json names in `architectures`."""
+    value = fields.get("architectures")
+    return [str(name) for name in value] if isinstance(value, list) else []
+
+
 class Verdict(StrEnum):
     """The engine's treatment of a key."""
 

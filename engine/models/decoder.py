@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from embert.engine.errors import BrokenModel, UnsupportedModel
+from embert.engine.files.json_files import architectures_of
 from embert.engine.models.bert import GATES, qkv_parts
 from embert.engine.models.config_file import ConfigFile
 from embert.engine.models.encoder_config import Attention, EncoderConfig, LongQueries
@@ -89,9 +90,9 @@ def read_eurobert(config: ConfigFile) -> EncoderConfig:
     """EuroBERT: LLaMA's layers with attention in both directions."""
     config = config.with_missing(**EUROBERT)
     encoder_config = llama_config(config.with_fields(is_causal=False))
-    stated = config.one_of("classifier_pooling", tuple(EUROBERT_POOLINGS), "late")
-    config.one_of("clf_pooling", (stated,), stated)  # the name in the authors' own code, which transformers ignores
-    classification = Classification("dense", "classifier", "gelu", pooling=EUROBERT_POOLINGS[stated])
+    pooling = config.one_of("classifier_pooling", tuple(EUROBERT_POOLINGS), "late")
+    config.one_of("clf_pooling", (pooling,), pooling)  # the name in the authors' own code, which transformers ignores
+    classification = Classification("dense", "classifier", "gelu", pooling=EUROBERT_POOLINGS[pooling])
     return encoder_config.with_tensors(
         classification=classification, token_classification=TOKEN_CLASSIFICATION, language_model=None
     )
@@ -121,8 +122,8 @@ def read_ministral3(config: ConfigFile) -> EncoderConfig:
     config = config.with_missing(**MINISTRAL3)
     config = config.with_defaults(rope_parameters=MINISTRAL3_ROPE) if not config.fields.get("rope_scaling") else config
     field = "rope_scaling" if config.fields.get("rope_scaling") else "rope_parameters"
-    stated = config.fields[field]
-    rope = dict(stated) if isinstance(stated, dict) else stated
+    parameters = config.fields[field]
+    rope = dict(parameters) if isinstance(parameters, dict) else parameters
     beta = rope.pop("llama_4_scaling_beta", None) if isinstance(rope, dict) else None
     if isinstance(rope, dict):
         rope.pop("max_position_embeddings", None)  # as config.json states it next to rope_parameters
@@ -131,7 +132,7 @@ def read_ministral3(config: ConfigFile) -> EncoderConfig:
     encoder_config = encoder_config.with_tensors(classification=CLASSIFICATION._replace(padding_id=MINISTRAL3_PADDING))
     if beta is None:
         return encoder_config
-    read = config.flatten(field, tuple(stated))
+    read = config.flatten(field, tuple(parameters))
     scaling = LongQueries(
         read.number(f"{field}.llama_4_scaling_beta"), read.integer(f"{field}.original_max_position_embeddings")
     )
@@ -188,10 +189,9 @@ def without_heads(encoder_config: EncoderConfig) -> EncoderConfig:
 
 def class_names(config: ConfigFile) -> tuple[str, ...]:
     """Names of the classes that config.json states for its weights: in `architectures`, and in `auto_map`."""
-    stated, code = config.fields.get("architectures"), config.fields.get("auto_map")
+    code = config.fields.get("auto_map")
     mapped = [value for name, value in code.items() if name.startswith("AutoModel")] if isinstance(code, dict) else []
-    listed = stated if isinstance(stated, list) else []
-    return tuple(str(name).rpartition(".")[2] for name in (*listed, *mapped))
+    return tuple(str(name).rpartition(".")[2] for name in (*architectures_of(config.fields), *mapped))
 
 
 def attends_both_ways(config: ConfigFile) -> bool:
@@ -199,10 +199,10 @@ def attends_both_ways(config: ConfigFile) -> bool:
 
     Such code reads `use_bidirectional_attention`, which transformers' own classes of these types do not.
     """
-    stated = not config.one_of("is_causal", (True, False), True)
+    both_ways = not config.one_of("is_causal", (True, False), True)
     if config.fields.get("auto_map"):
-        stated = bool(config.one_of("use_bidirectional_attention", (False, True, None), None)) or stated
-    return stated or any(BOTH_WAYS in name for name in class_names(config))
+        both_ways = bool(config.one_of("use_bidirectional_attention", (False, True, None), None)) or both_ways
+    return both_ways or any(BOTH_WAYS in name for name in class_names(config))
 
 
 def decoder_config(

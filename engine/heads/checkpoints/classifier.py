@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from embert.engine.errors import BrokenModel, UnsupportedModel
-from embert.engine.files.json_files import read_object, read_optional
+from embert.engine.files.json_files import architectures_of, read_object, read_optional
 from embert.engine.heads.checkpoints.stored import check_layer, stored_tensors
 from embert.engine.heads.description import Classifier, Layer, Norm, TokenClassifier
 from embert.engine.heads.modules import LogitScore
@@ -44,10 +44,9 @@ def read_classifier(folder: Path, weights: Path, encoder_config: EncoderConfig) 
     path = weights / "config.json"
     config, library = read_object(path), folder / "config_sentence_transformers.json"
     library_fields = read_optional(library)
-    architectures = config.get("architectures")
-    kind = str(architectures[0]) if isinstance(architectures, list) and architectures else ""
+    kind = next(iter(architectures_of(config)), "")
     if kind.endswith(TOKEN_SUFFIX):
-        head = _supported(encoder_config.tensors.token_classification, path, kind, encoder_config)
+        head = _require(encoder_config.tensors.token_classification, path, kind, encoder_config)
         labels = _labels(path, config)
         return TokenClassifier(_layers(head, encoder_config, len(labels)), labels)
     if not kind.endswith(SUFFIX):
@@ -57,7 +56,7 @@ def read_classifier(folder: Path, weights: Path, encoder_config: EncoderConfig) 
                 f"…{SUFFIX}, found {kind or 'none'}"
             )
         return None
-    head = _supported(encoder_config.tensors.classification, path, kind, encoder_config)
+    head = _require(encoder_config.tensors.classification, path, kind, encoder_config)
     labels = _labels(path, config)
     return Classifier(
         layers=_layers(head, encoder_config, len(labels)),
@@ -69,7 +68,7 @@ def read_classifier(folder: Path, weights: Path, encoder_config: EncoderConfig) 
     )
 
 
-def _supported(head: Classification | None, path: Path, kind: str, encoder_config: EncoderConfig) -> Classification:
+def _require(head: Classification | None, path: Path, kind: str, encoder_config: EncoderConfig) -> Classification:
     if head is None:
         raise UnsupportedModel(f"{path}: architectures {kind} is not supported for {encoder_config.model_type}")
     return head

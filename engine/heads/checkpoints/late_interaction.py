@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from embert.engine.errors import BrokenModel, UnsupportedModel
-from embert.engine.files.json_files import positive_int, read_object, read_optional
+from embert.engine.files.json_files import architectures_of, positive_int, read_object, read_optional
 from embert.engine.files.tokenizer_config import SpecialToken
 from embert.engine.heads.checkpoints.stored import Vocabulary, stored_tensors
 from embert.engine.heads.checkpoints.transformer_module import TransformerModule
@@ -145,8 +145,7 @@ def _text(path: Path, name: str, value: object) -> str:
 
 
 def is_stanford(config: Path) -> bool:
-    architectures = read_object(config).get("architectures")
-    return isinstance(architectures, list) and "HF_ColBERT" in architectures
+    return "HF_ColBERT" in architectures_of(read_object(config))
 
 
 def read_stanford(

@@ -12,6 +12,7 @@ from typing import Any
 
 from embert.engine.errors import BrokenModel
 from embert.engine.files.chat_template import PairText
+from embert.engine.files.json_files import architectures_of
 from embert.engine.heads.checkpoints.stored import Vocabulary
 from embert.engine.heads.modules import LogitScore
 
@@ -77,10 +78,7 @@ def published_format(model_id: str, folder: Path, fields: Mapping[str, Any]) -> 
 
     `fields` are those of its config.json.
     """
-    architectures = fields.get("architectures")
-    if not isinstance(architectures, list):
-        return None
-    candidates = [each for each in FORMATS if each.architecture in architectures]
+    candidates = [each for each in FORMATS if each.architecture in architectures_of(fields)]
     if not candidates:
         return None
     names = "\n".join(_names(model_id, folder)).lower()

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from embert.engine.errors import BrokenModel, UnsupportedModel
-from embert.engine.files.json_files import read_object
+from embert.engine.files.json_files import architectures_of, read_object
 from embert.engine.files.tokenizer_config import SpecialToken
 from embert.engine.heads.checkpoints.late_interaction import is_stanford, read_late_interaction, read_stanford
 from embert.engine.heads.checkpoints.stored import Vocabulary, check_layer, check_norm, stored_tensors, tensors_in
@@ -29,12 +29,11 @@ def read_splade(folder: Path, config: EncoderConfig, *, twice: bool = False, mos
     names = config.tensors.masked_lm
     if names is None:
         raise UnsupportedModel(f"{folder / 'config.json'}: pooling splade is not supported for {config.model_type}")
-    stated = read_object(folder / "config.json").get("architectures")
-    stated = stated if isinstance(stated, list) else []
-    if not any(str(item).endswith(SUFFIXES) for item in stated):
+    architectures = architectures_of(read_object(folder / "config.json"))
+    if not any(name.endswith(SUFFIXES) for name in architectures):
         raise UnsupportedModel(
             f"{folder / 'config.json'}: pooling splade needs a checkpoint of an architecture …ForMaskedLM, found "
-            f"{', '.join(map(str, stated)) or 'none'}"
+            f"{', '.join(architectures) or 'none'}"
         )
     stored = stored_tensors(folder)
     columns, vocabulary = config.embedding_columns, config.vocab_size
