@@ -89,13 +89,13 @@ def read_pair_text(
     query, document = SENTINELS
     pair_text = _text_around(path, source, rendering, PROBES)
 
-    def instructed(instruction: str) -> dict[str, Any]:
+    def with_system(instruction: str) -> dict[str, Any]:
         system = {"role": "system", "content": content(instruction)}
         plain = rendering(query, document)
         return {**plain, "messages": [system, *(each for each in plain["messages"] if each["role"] != "system")]}
 
     try:
-        texts = _render(path, source, [instructed(each) for each in INSTRUCTIONS])
+        texts = _render(path, source, [with_system(each) for each in INSTRUCTIONS])
     except TakesNoPair:  # other roles are an error there
         return pair_text
     head, _, rest = texts[0].partition(INSTRUCTIONS[0])

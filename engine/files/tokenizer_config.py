@@ -489,11 +489,11 @@ def define(path: Path, stored: Part, config: TokenizerConfig) -> tuple[Definitio
     own = CLASSES.get(config.kind)
     tokens = tuple(_added_tokens(path, stored, config))
     keeps = own is None or own.keeps_template
-    stated: Literal["stated"] | None = "stated" if keeps and config.adds is not None else None
-    if keeps and stated is None:
+    own_template: Literal["stated"] | None = "stated" if keeps and config.adds is not None else None
+    if keeps and own_template is None:
         notices += _contradictions(path, stored, config)
     if own is None:
-        return Definition(stored, tokens, template=stated), notices
+        return Definition(stored, tokens, template=own_template), notices
     model = stored.get("model")
     kind = _model_type(model) if isinstance(model, dict) and "vocab" in model else None
     if kind != own.model and config.stated:
@@ -518,7 +518,7 @@ def define(path: Path, stored: Part, config: TokenizerConfig) -> tuple[Definitio
             f"transformers 5, {config.kind} makes its own by {config.path.name}",
         )
     template = None if own.keeps_template and stored.get("post_processor") else own.template
-    return Definition(description, tokens, False, replaced, stated or template), notices
+    return Definition(description, tokens, False, replaced, own_template or template), notices
 
 
 def _contradictions(path: Path, stored: Part, config: TokenizerConfig) -> tuple[str, ...]:

@@ -106,14 +106,14 @@ class ConfigFile:
 
     def list_of(self, field: str, length: int, supported: tuple[str, ...]) -> list[str]:
         """A list of strings, one for each layer. Raises BrokenModel, and UnsupportedModel for another string."""
-        stated = self.fields[field]
-        if not isinstance(stated, list) or len(stated) != length:
-            description = f"{len(stated)} of them" if isinstance(stated, list) else repr(stated)
+        values = self.fields[field]
+        if not isinstance(values, list) or len(values) != length:
+            description = f"{len(values)} of them" if isinstance(values, list) else repr(values)
             raise BrokenModel(f"{self.path}: {field} must be a list of {length} types, found {description}")
-        for value in stated:
+        for value in values:
             if value not in supported:
                 raise self.unsupported(field, value, supported)
-        return stated
+        return values
 
     def unsupported(self, field: str, value: object, supported: tuple[object, ...]) -> UnsupportedModel:
         """The error for a value that no encoder here computes."""

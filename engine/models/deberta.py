@@ -124,20 +124,20 @@ def _read_disentangled(config: ConfigFile, parts: set[str]) -> Disentangled | No
 
 def _parts(config: ConfigFile) -> set[str]:
     """The parts of scores by distance: a list, or a text with | between them, or null."""
-    stated = config.fields.get("pos_att_type")
-    kinds = [name.strip() for name in stated.lower().split("|")] if isinstance(stated, str) else stated or []
+    types = config.fields.get("pos_att_type")
+    kinds = [name.strip() for name in types.lower().split("|")] if isinstance(types, str) else types or []
     supported = (CONTENT_TO_POSITION, POSITION_TO_CONTENT)
     if not isinstance(kinds, list) or not set(map(str, kinds)) <= {*supported, "none", ""}:
-        raise config.unsupported("pos_att_type", stated, supported)
+        raise config.unsupported("pos_att_type", types, supported)
     return {name for name in supported if name in kinds}
 
 
 def _has_norm(config: ConfigFile) -> bool:
     """True if the table's rows have a norm: "layer_norm" or "none", or both with | between them."""
-    stated = config.fields.get("norm_rel_ebd", "none")
-    names = {name.strip() for name in stated.lower().split("|")} if isinstance(stated, str) else {stated}
+    norms = config.fields.get("norm_rel_ebd", "none")
+    names = {name.strip() for name in norms.lower().split("|")} if isinstance(norms, str) else {norms}
     if not names <= {"none", "layer_norm"}:
-        raise config.unsupported("norm_rel_ebd", stated, ("none", "layer_norm"))
+        raise config.unsupported("norm_rel_ebd", norms, ("none", "layer_norm"))
     return "layer_norm" in names
 
 

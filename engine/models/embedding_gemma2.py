@@ -54,10 +54,10 @@ WITHOUT_BIAS = (
 
 
 def read(config: ConfigFile) -> EncoderConfig:
-    stated = config.fields.get("text_config")
-    if stated is not None and not isinstance(stated, dict):
-        raise BrokenModel(f"{config.path}: text_config must be an object, found {stated!r}")
-    text = ConfigFile(Path(f"{config.path}: text_config"), stated or {})
+    text_config = config.fields.get("text_config")
+    if text_config is not None and not isinstance(text_config, dict):
+        raise BrokenModel(f"{config.path}: text_config must be an object, found {text_config!r}")
+    text = ConfigFile(Path(f"{config.path}: text_config"), text_config or {})
     text.one_of("model_type", ("embedding_gemma2_text",), "embedding_gemma2_text")
     text = text.rename({"hidden_act": "hidden_activation"}).with_missing(**DEFAULTS)
     without = FEED_FORWARD if text.one_of("attention_bias", (False, True), False) else (*ATTENTION, *FEED_FORWARD)
@@ -92,16 +92,16 @@ def read(config: ConfigFile) -> EncoderConfig:
 
 def _heads(text: ConfigFile, kinds: list[str]) -> list[ConfigFile]:
     """The file of each layer, with its own `head_dim` and `num_key_value_heads`."""
-    stated = text.fields.get("per_layer_config")
-    if stated is None:
+    per_layer = text.fields.get("per_layer_config")
+    if per_layer is None:
         own = text.rename(dict(zip(HEADS, ("global_head_dim", "num_global_key_value_heads"), strict=True)))
         return [own if kind == FULL else text for kind in kinds]
-    if not isinstance(stated, dict) or not all(_is_layer(key, len(kinds)) for key in stated):
+    if not isinstance(per_layer, dict) or not all(_is_layer(key, len(kinds)) for key in per_layer):
         raise BrokenModel(
-            f"{text.path}: per_layer_config must be an object of layers 0 to {len(kinds) - 1}, found {stated!r}"
+            f"{text.path}: per_layer_config must be an object of layers 0 to {len(kinds) - 1}, found {per_layer!r}"
         )
     layers = [text] * len(kinds)
-    for key, own in stated.items():
+    for key, own in per_layer.items():
         field = f"per_layer_config.{key}"
         found = text.with_fields(**{field: own}).flatten(field, HEADS)
         names = {name: f"{field}.{name}" for name in HEADS if f"{field}.{name}" in found.fields}

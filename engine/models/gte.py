@@ -98,11 +98,11 @@ def _scaling(config: ConfigFile) -> Ntk | None:
     """`NTKScalingRotaryEmbedding` without `mixed_b`, which would stretch each frequency by a different factor."""
     if config.fields.get("rope_scaling") is None:
         return None
-    stated = config.flatten("rope_scaling", ("type", "rope_type", "factor", "mixed_b"))
+    scaling = config.flatten("rope_scaling", ("type", "rope_type", "factor", "mixed_b"))
     for name in ("type", "rope_type"):
-        stated.one_of(f"rope_scaling.{name}", ("ntk",), "ntk")
-    stated.one_of("rope_scaling.mixed_b", (None,))
-    factor = stated.number("rope_scaling.factor")
+        scaling.one_of(f"rope_scaling.{name}", ("ntk",), "ntk")
+    scaling.one_of("rope_scaling.mixed_b", (None,))
+    factor = scaling.number("rope_scaling.factor")
     if factor < 1:
         raise BrokenModel(f"{config.path}: rope_scaling.factor must be at least 1, found {factor}")
     return Ntk(factor)

@@ -90,12 +90,12 @@ def read(config: ConfigFile) -> EncoderConfig:
 def _layer_types(config: ConfigFile, layers: int) -> list[str]:
     if config.fields.get("layer_types") is not None:
         return config.list_of("layer_types", layers, (FULL, CONVOLUTION))
-    stated = config.fields.get("full_attn_idxs")
-    if stated is None:
+    indices = config.fields.get("full_attn_idxs")
+    if indices is None:
         return [FULL] * layers
-    if not isinstance(stated, list) or not all(type(each) is int and 0 <= each < layers for each in stated):
-        raise config.unsupported("full_attn_idxs", stated, (f"a list of layers, 0 to {layers - 1}",))
-    return [FULL if layer in stated else CONVOLUTION for layer in range(layers)]
+    if not isinstance(indices, list) or not all(type(each) is int and 0 <= each < layers for each in indices):
+        raise config.unsupported("full_attn_idxs", indices, (f"a list of layers, 0 to {layers - 1}",))
+    return [FULL if layer in indices else CONVOLUTION for layer in range(layers)]
 
 
 def _inner_columns(config: ConfigFile) -> int:

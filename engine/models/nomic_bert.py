@@ -192,10 +192,10 @@ def _is_positive(config: ConfigFile, field: str) -> bool:
 
 def _inner_columns(config: ConfigFile, *, gated: bool) -> int:
     """Columns of the network, as `NomciBertGatedMLP` and `NomicBertMLP` count them."""
-    stated = config.fields.get("n_inner")
+    value = config.fields.get("n_inner")
     if not gated:
-        return 4 * config.integer("hidden_size") if stated is None else config.integer("intermediate_size")
-    columns = 8 * config.integer("hidden_size") // 3 if stated is None else config.integer("intermediate_size")
+        return 4 * config.integer("hidden_size") if value is None else config.integer("intermediate_size")
+    columns = 8 * config.integer("hidden_size") // 3 if value is None else config.integer("intermediate_size")
     return _round_up(columns, GATED_STEP)
 
 

@@ -71,40 +71,40 @@ def read_rotary(config: ConfigFile, columns: int, theta: float, kind: str = "") 
     older = config.fields.get("rope_scaling")
     field = "rope_scaling" if older else f"{ROPE}.{kind}" if kind else ROPE
     supported = tuple(dict.fromkeys((*FIELDS, *(name for names in SCALING_FIELDS.values() for name in names))))
-    stated = config.with_defaults(rope_theta=theta).flatten(field, supported)
-    scaling = stated.one_of(f"{field}.type", tuple(SCALING_FIELDS), DEFAULT)
-    scaling = stated.one_of(f"{field}.rope_type", tuple(SCALING_FIELDS), scaling)
+    rope = config.with_defaults(rope_theta=theta).flatten(field, supported)
+    scaling = rope.one_of(f"{field}.type", tuple(SCALING_FIELDS), DEFAULT)
+    scaling = rope.one_of(f"{field}.rope_type", tuple(SCALING_FIELDS), scaling)
     for inner in supported:
-        if inner not in (*FIELDS, *SCALING_FIELDS[scaling]) and stated.fields.get(f"{field}.{inner}") is not None:
+        if inner not in (*FIELDS, *SCALING_FIELDS[scaling]) and rope.fields.get(f"{field}.{inner}") is not None:
             raise UnsupportedModel(f"{config.path}: {field}.{inner} is not supported with rope_type {scaling!r}")
     for name in (f"{field}.partial_rotary_factor", "partial_rotary_factor"):
-        stated.one_of(name, (1.0, None))
+        rope.one_of(name, (1.0, None))
     inner_theta = f"{field}.rope_theta"
-    theta = stated.number(inner_theta if stated.fields.get(inner_theta) is not None else "rope_theta")
+    theta = rope.number(inner_theta if rope.fields.get(inner_theta) is not None else "rope_theta")
     plain = rotary_of(config, theta, columns)
     if scaling == DEFAULT:
         return plain
     if scaling == DYNAMIC:
-        dynamic = DynamicNtk(_factor(stated, field), stated.integer("max_position_embeddings"))
+        dynamic = DynamicNtk(_factor(rope, field), rope.integer("max_position_embeddings"))
         return rotary_of(config, theta, columns, dynamic)
-    return dataclasses.replace(plain, scaling=_scaling(stated, field, scaling))
+    return dataclasses.replace(plain, scaling=_scaling(rope, field, scaling))
 
 
-def _scaling(stated: ConfigFile, field: str, kind: str) -> Linear | Llama3 | Yarn:
+def _scaling(rope: ConfigFile, field: str, kind: str) -> Linear | Llama3 | Yarn:
     """`_compute_…_parameters` of transformers' modeling_rope_utils.py read the same fields."""
-    factor = _factor(stated, field)
+    factor = _factor(rope, field)
     if kind == LINEAR:
         return Linear(factor)
     trained_name = f"{field}.original_max_position_embeddings"
-    trained = stated.integer(trained_name if stated.fields.get(trained_name) is not None else "max_position_embeddings")
+    trained = rope.integer(trained_name if rope.fields.get(trained_name) is not None else "max_position_embeddings")
     if kind == LLAMA3:
-        low, high = (stated.number(f"{field}.{name}_freq_factor") for name in ("low", "high"))
+        low, high = (rope.number(f"{field}.{name}_freq_factor") for name in ("low", "high"))
         if low >= high:
-            raise BrokenModel(f"{stated.path}: {field}.low_freq_factor {low:g} must be below high_freq_factor {high:g}")
+            raise BrokenModel(f"{rope.path}: {field}.low_freq_factor {low:g} must be below high_freq_factor {high:g}")
         return Llama3(factor, low, high, trained)
 
     def optional(name: str, default: float) -> float:
-        return stated.number(f"{field}.{name}") if stated.fields.get(f"{field}.{name}") else default
+        return rope.number(f"{field}.{name}") if rope.fields.get(f"{field}.{name}") else default
 
     scales = [optional(name, 0.0) for name in ("mscale", "mscale_all_dim")]
     attention_factor = _magnitude(factor, 1.0)
@@ -116,14 +116,14 @@ def _scaling(stated: ConfigFile, field: str, kind: str) -> Linear | Llama3 | Yar
         optional("attention_factor", attention_factor),
         optional("beta_fast", 32.0),
         optional("beta_slow", 1.0),
-        stated.one_of(f"{field}.truncate", (True, False), True),
+        rope.one_of(f"{field}.truncate", (True, False), True),
     )
 
 
-def _factor(stated: ConfigFile, field: str) -> float:
-    factor = stated.number(f"{field}.factor")
+def _factor(rope: ConfigFile, field: str) -> float:
+    factor = rope.number(f"{field}.factor")
     if not 1 <= factor <= LARGEST_FACTOR:
-        raise BrokenModel(f"{stated.path}: {field}.factor must be 1 to {LARGEST_FACTOR}, found {factor:g}")
+        raise BrokenModel(f"{rope.path}: {field}.factor must be 1 to {LARGEST_FACTOR}, found {factor:g}")
     return factor
 
 

@@ -27,8 +27,8 @@ def read(config: ConfigFile) -> EncoderConfig:
     kinds = config.list_of("layer_types", config.layers(), tuple(THETAS))
     plain = config.with_fields(rope_parameters=None, rope_scaling=None, is_causal=False)
     encoder_config = llama_config(plain, kinds=kinds)
-    stated = config.flatten(ROPE, tuple(THETAS))
-    rotary = {kind: read_rotary(stated, encoder_config.head_size, THETAS[kind], kind) for kind in THETAS}
+    rope = config.flatten(ROPE, tuple(THETAS))
+    rotary = {kind: read_rotary(rope, encoder_config.head_size, THETAS[kind], kind) for kind in THETAS}
     pooling = config.one_of("classifier_pooling", ("cls", "mean"), "cls")
     encoder_config = encoder_config.with_tensors(
         mappings=(WeightMapping(PARTS, prefixes=("model.", "ultrabert."), layers="layers."),),
@@ -46,9 +46,9 @@ def _with_types(config: ConfigFile) -> ConfigFile:
     windows, layers = config.fields.get("attention_windows"), config.layers()
     kinds = [FULL if (layer + 1) % FULL_EVERY == 0 else SLIDING for layer in range(layers)]
     if windows is not None:
-        stated = [window or 0 for window in _each(config, "attention_windows")]
-        kinds = [SLIDING if window else FULL for window in stated]
-        widths = _by_type(config, "attention_windows", stated, kinds)
+        widths_of_layers = [window or 0 for window in _each(config, "attention_windows")]
+        kinds = [SLIDING if window else FULL for window in widths_of_layers]
+        widths = _by_type(config, "attention_windows", widths_of_layers, kinds)
         config = config.with_fields(sliding_window=widths.get(SLIDING, config.fields["sliding_window"]))
     config = config.with_defaults(layer_types=kinds)
     if config.fields.get("rope_theta") is None or config.fields.get(ROPE) is not None:
@@ -60,19 +60,19 @@ def _with_types(config: ConfigFile) -> ConfigFile:
 
 def _each(config: ConfigFile, field: str) -> list[Any]:
     """A list with a value for each layer."""
-    stated, layers = config.fields[field], config.layers()
-    if not isinstance(stated, list) or len(stated) != layers:
-        raise BrokenModel(f"{config.path}: {field} must be a list of {layers} values, one a layer; found {stated!r}")
-    return stated
+    values, layers = config.fields[field], config.layers()
+    if not isinstance(values, list) or len(values) != layers:
+        raise BrokenModel(f"{config.path}: {field} must be a list of {layers} values, one a layer; found {values!r}")
+    return values
 
 
-def _by_type(config: ConfigFile, field: str, stated: list[Any], kinds: list[str]) -> dict[str, Any]:
+def _by_type(config: ConfigFile, field: str, values: list[Any], kinds: list[str]) -> dict[str, Any]:
     """The value of each type of layers, which has to be the same in all of them."""
-    values = dict(zip(kinds, stated, strict=True))
-    for kind, value in zip(kinds, stated, strict=True):
-        if value != values[kind]:
+    by_type = dict(zip(kinds, values, strict=True))
+    for kind, value in zip(kinds, values, strict=True):
+        if value != by_type[kind]:
             raise UnsupportedModel(
                 f"{config.path}: {field} must have one value for all layers of {kind}, found {value!r} and "
-                f"{values[kind]!r}"
+                f"{by_type[kind]!r}"
             )
-    return values
+    return by_type

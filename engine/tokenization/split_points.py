@@ -188,7 +188,7 @@ def split_points_of(description: dict[str, Any], library: Library) -> SplitPoint
     contents = [str(token["content"]) for token in added]
     pre_tokenizers = flat(description.get("pre_tokenizer"), "pretokenizers")
     kinds = [part["type"] for part in pre_tokenizers]
-    if not _crosses_no_space(added, library) or not _known_model(description.get("model") or {}):
+    if not _crosses_no_space(added, library) or not _is_known_model(description.get("model") or {}):
         return SplitPoints()
     normalizers = flat(description.get("normalizer"), "normalizers")
     strips = any(token.get("lstrip") or token.get("rstrip") for token in added)
@@ -204,7 +204,7 @@ def split_points_of(description: dict[str, Any], library: Library) -> SplitPoint
     if splits_like_qwen(normalizers, pre_tokenizers):
         of_offsets = f"(?<=\n)(?=[{PLAIN}])"  # offsets of a text's first token may have its space
         return SplitPoints(re.compile(f"(?<=[{_BEFORE}])(?= [{PLAIN}])|{of_offsets}"), re.compile(of_offsets))
-    if not _known(normalizers, _NORMALIZERS) or not _known(pre_tokenizers, _PRE_TOKENIZERS):
+    if not _are_known(normalizers, _NORMALIZERS) or not _are_known(pre_tokenizers, _PRE_TOKENIZERS):
         return SplitPoints()
     if not _SPLIT_AT_SPACES.intersection(kinds) or {"ByteLevel", "Metaspace"}.intersection(kinds[:-1]):
         return SplitPoints()
@@ -231,7 +231,7 @@ def _bert(normalizers: list[dict[str, Any]], contents: list[str], *, single_word
 
 def splits_like_qwen(normalizers: list[dict[str, Any]], pre_tokenizers: list[dict[str, Any]]) -> bool:
     """True if words are those of a known pattern, which never joins a newline with what follows it."""
-    if [part["type"] for part in pre_tokenizers] != ["Split", "ByteLevel"] or not _known(normalizers, {"NFC"}):
+    if [part["type"] for part in pre_tokenizers] != ["Split", "ByteLevel"] or not _are_known(normalizers, {"NFC"}):
         return False
     split, byte_level = pre_tokenizers
     words = split["pattern"].get("Regex"), split["behavior"], split["invert"]
@@ -263,11 +263,11 @@ def _crosses_no_space(added: list[dict[str, Any]], library: Library) -> bool:
     return True
 
 
-def _known_model(model: dict[str, Any]) -> bool:
+def _is_known_model(model: dict[str, Any]) -> bool:
     return model.get("type") in _MODELS and not model.get("dropout")
 
 
-def _known(parts: list[dict[str, Any]], kinds: set[str]) -> bool:
+def _are_known(parts: list[dict[str, Any]], kinds: set[str]) -> bool:
     for part in parts:
         if part["type"] not in kinds:
             return False

@@ -32,7 +32,7 @@ class LowRank(NamedTuple):
     left: Floats  # [n, rows, rank]
     right: Floats  # [n, rank, columns]
 
-    def added_to(self, weight: Tensor, number: int, scale: float) -> Tensor:
+    def add_to(self, weight: Tensor, number: int, scale: float) -> Tensor:
         """A weight [rows, columns] with what one adapter adds to it: a copy in float32.
 
         Some rows at a time, which takes no memory in addition to the copy.

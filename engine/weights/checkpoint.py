@@ -51,7 +51,7 @@ class MergedWeights:
         own = self._placement
         return any(name in names for names in (own.linear, own.tables, own.biases, own.replaced))
 
-    def merged(self, name: str, base: Tensor) -> Tensor:
+    def merge(self, name: str, base: Tensor) -> Tensor:
         """A tensor of the base, by its stored name, with the adapter: in float32 where that adds to it.
 
         Raises BrokenModel for a tensor of another shape than the base's weight and the rank imply.
@@ -72,7 +72,7 @@ class MergedWeights:
             right = self._read(module + LINEAR_A, (self._rank(module), columns)).float32()
         else:
             return base
-        return LowRank(left[None], right[None]).added_to(base, 0, self._scale(module))
+        return LowRank(left[None], right[None]).add_to(base, 0, self._scale(module))
 
     def _rank(self, module: str) -> int:
         return self._lora.rank_of(module.removeprefix(PEFT_PREFIX))
@@ -196,7 +196,7 @@ class Checkpoint:
             return self._merged[name]
         tensor = self._files[name].tensor(name)
         if self._lora is not None and self._lora.changes(name):
-            tensor = self._merged[name] = self._lora.merged(name, tensor)
+            tensor = self._merged[name] = self._lora.merge(name, tensor)
         return tensor
 
     def _tied(self, config: EncoderConfig) -> StoredName | None:
@@ -251,7 +251,7 @@ class Checkpoint:
         self._reading.note(name)
         if self._adapter is None or name not in self._low_rank:
             return tensor
-        return self._low_rank[name].added_to(tensor, self._adapter, self._scale)
+        return self._low_rank[name].add_to(tensor, self._adapter, self._scale)
 
     def tied_decoder(self) -> Tensor:
         """The word table as a masked language model's decoder has it: without what adapters add."""

@@ -116,7 +116,7 @@ def load_heads(model: Model, checkpoint: Checkpoint, operators: Operators) -> di
     """A head for each of the model's tasks. Raises BrokenModel."""
     heads: dict[Task, Head] = {}
     if model.embeds:
-        heads |= {Task.EMBED: Pooled(model.pooling, operators), Task.TOKENS: LastHidden()}
+        heads |= {Task.EMBED: Pool(model.pooling, operators), Task.TOKENS: LastHidden()}
     classifier, sparse, multi_vector = model.heads.classifier, model.heads.sparse, model.heads.multi_vector
     if classifier is not None:
         heads[Task.CLASSIFY] = Logits(classifier, checkpoint, operators)
@@ -137,7 +137,7 @@ def load_heads(model: Model, checkpoint: Checkpoint, operators: Operators) -> di
     return heads
 
 
-class Pooled:
+class Pool:
     """EMBED before what follows pooling, which `EmbeddingHead` does for all sequences at once."""
 
     def __init__(self, pooling: str, operators: Operators) -> None:

@@ -395,7 +395,7 @@ class CudaEncoder(Encoder):
         pooled = vector_of(ids, model.config, self._checkpoint, shapes.device_pooling(model), adapter)
         modules = () if shapes.embeds_on_the_host(model) else model.after_pooling
         expected = EmbeddingHead(model.folder, modules)(pooled[None], None, np.zeros(1, np.bool_))[0]
-        for lengths in _known_batches(len(ids), model.config.max_positions, self.max_batch_tokens):
+        for lengths in _self_test_batches(len(ids), model.config.max_positions, self.max_batch_tokens):
             cu_seqlens = cumulative(np.array(lengths, np.int32))
             token_ids = np.arange(cu_seqlens[-1], dtype=np.int64) * 7919 % model.config.vocab_size
             batch = PackedBatch(token_ids.astype(np.int32), cu_seqlens)
@@ -416,7 +416,7 @@ class CudaEncoder(Encoder):
         return kind(f"{self.device} ({self.device_name}): {error}")
 
 
-def _known_batches(length: int, longest: int, tokens: int) -> list[list[int]]:
+def _self_test_batches(length: int, longest: int, tokens: int) -> list[list[int]]:
     """Lengths of the texts of two batches: one self-test text, and two of them around as many long ones as fit."""
     fillers = (tokens - 2 * length) // longest
     return [[length], [length, *[longest] * fillers, length]] if tokens >= 2 * length else [[length]]

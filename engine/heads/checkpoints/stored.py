@@ -20,7 +20,7 @@ from embert.engine.models.tensor_names import stored_names_of
 
 
 @dataclass(frozen=True, slots=True)
-class Stored:
+class StoredTensors:
     """The tensors of one safetensors file, or of several with an index."""
 
     path: Path  # the file or the index, for messages
@@ -41,7 +41,7 @@ class Stored:
         return name
 
 
-def stored_tensors(folder: Path) -> Stored:
+def stored_tensors(folder: Path) -> StoredTensors:
     """The tensors of model.safetensors, or of the files that its index names. Raises BrokenModel."""
     path = folder / "model.safetensors"
     if path.is_file():
@@ -54,20 +54,22 @@ def stored_tensors(folder: Path) -> Stored:
     for name, shard in shards.items():
         if name not in shard_files[shard].shapes:
             raise BrokenModel(f"{folder / shard} has no tensor {name}, which {path.name} says it has")
-    return Stored(
+    return StoredTensors(
         path,
         {name: folder / shard for name, shard in shards.items()},
         {name: shard_files[shard].shapes[name] for name, shard in shards.items()},
     )
 
 
-def tensors_in(path: Path) -> Stored:
+def tensors_in(path: Path) -> StoredTensors:
     """The tensors of one file. Raises BrokenModel."""
     header = read_header(path)
-    return Stored(path, dict.fromkeys(header, path), {name: tuple(entry["shape"]) for name, entry in header.items()})
+    return StoredTensors(
+        path, dict.fromkeys(header, path), {name: tuple(entry["shape"]) for name, entry in header.items()}
+    )
 
 
-def check_layer(stored: Stored, layer: Layer) -> None:
+def check_layer(stored: StoredTensors, layer: Layer) -> None:
     """Raise BrokenModel where a tensor of a head's layer is missing, or of another shape."""
     stored.check(f"{layer.name}.weight", (layer.outputs, layer.inputs))
     if layer.bias:
@@ -76,7 +78,7 @@ def check_layer(stored: Stored, layer: Layer) -> None:
         check_norm(stored, layer.norm, layer.outputs)
 
 
-def check_norm(stored: Stored, norm: Norm, columns: int) -> None:
+def check_norm(stored: StoredTensors, norm: Norm, columns: int) -> None:
     """Raise BrokenModel where a tensor of a head's norm is missing, or of another shape."""
     for part in ("weight", "bias") if norm.bias else ("weight",):
         stored_names = stored_names_of(f"{norm.name}.{part}")
@@ -90,7 +92,7 @@ BUFFERS = ("position_ids", "token_type_ids", "inv_freq")
 ADDED = (".0.lora_A", ".0.lora_B")  # of adapters, next to the weights to which they add
 
 
-def unused_tensors(stored: Stored, config: EncoderConfig, heads: Heads) -> list[str]:
+def unused_tensors(stored: StoredTensors, config: EncoderConfig, heads: Heads) -> list[str]:
     """The stored names of tensors that neither the encoder nor its `heads` read.
 
     Poolers do not count: HuggingFace's plain models have them too, and pooled hidden states do without.

@@ -86,7 +86,7 @@ class SpecialTokenPairs:
         only_first = options.only_first
         most = capacities.second if only_first else _most_seconds(first, capacities, truncate=truncate)
         second = yield from read_seconds(seconds, most)
-        if truncate and not only_first and (over := _undecided(first, second, capacities)):
+        if truncate and not only_first and (over := _ties(first, second, capacities)):
             # The longer text gets the odd token: the first texts are read on, and the second ones as far as it takes to
             # know which is longer.
             again = [text if len(firsts) == 1 or index in over else "" for index, text in enumerate(firsts)]
@@ -110,7 +110,7 @@ class SpecialTokenPairs:
         if truncate:
             limit = (capacities.second if only_first else _most_seconds(first, capacities, truncate=True)) + 1
         second = self._backend.cached_ids(seconds, limit, direction)
-        if second is None or (truncate and not only_first and _undecided(first, second, capacities)):
+        if second is None or (truncate and not only_first and _ties(first, second, capacities)):
             return None
         return finish(self._join(template, capacities, first, second, options))
 
@@ -229,7 +229,7 @@ def _most_seconds(firsts: Sequence[bytes], capacities: _Capacities, *, truncate:
     return min(most, capacities.second)
 
 
-def _undecided(firsts: Sequence[bytes], seconds: Sequence[bytes], capacities: _Capacities) -> set[int]:
+def _ties(firsts: Sequence[bytes], seconds: Sequence[bytes], capacities: _Capacities) -> set[int]:
     """Pairs whose longer text is unknown and gets the odd token: both texts are longer than the capacity."""
     if capacities.pair % 2 == 0 or capacities.first < capacities.pair or capacities.second < capacities.pair:
         return set()
