@@ -148,7 +148,7 @@ MakeLinear = Callable[[Floats, Floats | None, str], Callable[[Floats], Floats]]
 
 
 class EmbeddingHead:
-    """Pooled rows to embeddings."""
+    """Makes embeddings of pooled rows."""
 
     def __init__(
         self, folder: Path, modules: Sequence[Module], *, rows: int = 0, linear: MakeLinear | None = None

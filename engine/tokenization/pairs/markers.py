@@ -21,7 +21,7 @@ LEAST_OPTION_TOKENS, LEAST_QUESTION_TOKENS = 4, 8
 
 
 class MarkerPairs:
-    """Rows of one model."""
+    """Pairs of a model that decides by markers: a question with its options, and a state."""
 
     def __init__(self, backend: Backend, decider: MarkerDecider) -> None:
         self._backend, self._decider = backend, decider
