@@ -173,7 +173,9 @@ async def openai_json(vectors: Vectors | Quantized, model: str, prompt_tokens: i
     head, tail = _openai_list(model, prompt_tokens)
     if vectors.shape[0] <= rows:
         return head + b",".join(items) + tail
-    return await join([head, items[0], *(part for item in items[1:] for part in (b",", item)), tail])
+    await asyncio.sleep(0)
+    items[0], items[-1] = head + items[0], items[-1] + tail
+    return await join(items, b",")
 
 
 async def typed_openai_json(
