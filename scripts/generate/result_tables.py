@@ -257,7 +257,7 @@ def pairs(shape: str, *kinds: str) -> Iterator[tuple[Run, dict[str, Any], dict[s
     """Return for each load of a shape the newest run with both builds, the old build's row and the other's."""
     seen = set()
     matches: list[tuple[Run, dict[str, Any], dict[str, Any]]] = []
-    for run in runs("short-texts"):
+    for run in runs("short-texts", HOPPER):
         for old in run.figures:
             load = old["load"]
             key = (load["row"], load["connections"])
