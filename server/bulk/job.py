@@ -8,8 +8,8 @@ from __future__ import annotations
 import importlib
 import mmap
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from multiprocessing.reduction import DupFd
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -102,16 +102,32 @@ class RowRange(NamedTuple):
     unit: str  # "line" or "row"
 
 
-class Chunk(NamedTuple):
-    """Rows of the input, not parsed yet: lines, each with its newline, or an Arrow stream."""
+@dataclass(slots=True)
+class Block:
+    """Rows of the input. The arrays that belong to it lie in a shared buffer."""
 
-    payload: bytes | memoryview
+    number: int  # from 0, in the order of the input
     rows: int
-    ranges: tuple[RowRange, ...]
-    digest: str  # SHA-256 of all rows so far
+    ranges: tuple[RowRange, ...] = ()
+    digest: str = ""  # SHA-256 of the input up to the end of the block
+    texts: int = 0  # rows that are embedded
+    adapter: int = -1  # of all texts, as in Encoded
+    prompt_tokens: int = 0  # likewise
+    skipped: int = 0  # invalid rows
+    warning: str = ""  # about the first of them
+    not_finite: int = -1  # rank in length of a text whose vector is not finite
+    error: str = ""  # ends the run once the blocks before this one are written
+    buffer: int = -1
+    used: int = 0  # bytes of the buffer
+    arrays: dict[str, tuple[int, str, tuple[int, ...]]] = field(default_factory=dict)  # byte offset, dtype, shape
+
+    @property
+    def extent(self) -> str:
+        """The first and the last row, for error messages."""
+        return f"{self.location(0)} to {self.location(self.rows - 1)}"
 
     def location(self, row: int) -> str:
-        """The source of a row, for error messages: `FILE line 7`."""
+        """The source of a row of this block, for error messages: `FILE line 7`."""
         for source in self.ranges:
             if row < source.rows:
                 return f"{source.file} {source.unit} {source.first + row}"
@@ -119,59 +135,26 @@ class Chunk(NamedTuple):
         raise IndexError(row)
 
 
-@dataclass(slots=True)
-class Block:
-    """A chunk on its way through the processes. Its arrays lie in a shared buffer."""
-
-    number: int  # from 0, in the order of the input
-    rows: int
-    digest: str = ""  # SHA-256 of the input up to the end of the block
-    buffer: int = 0
-    tokenizer: int = 0  # number of the tokenization process
-    texts: int = 0  # rows that are embedded
-    adapter: int = -1  # of all texts, as in Encoded
-    prompt_tokens: int = 0  # likewise
-    skipped: int = 0  # invalid rows
-    bad_row: int = 0  # the first of them
-    reason: str = ""  # why it is invalid, to follow its location
-    failed: bool = False  # it ends the run once the blocks before this one are written
-    not_finite: int = -1  # rank in length of a text whose vector is not finite
-    used: int = 0  # bytes of the buffer
-    arrays: dict[str, tuple[int, str, tuple[int, ...]]] = field(default_factory=dict)  # byte offset, dtype, shape
-
-    def fail(self, row: int, reason: str) -> None:
-        """Make this row end the run."""
-        self.bad_row, self.reason, self.failed = row, reason, True
-
-
 _ALIGNMENT = 64
 _MIN_BYTES = 1 << 20
 
 
 class SharedBuffers:
-    """Buffers in shared memory, as one process sees them: anonymous files. Child processes get their descriptors."""
+    """Buffers in shared memory, as one process sees them: anonymous files whose descriptors children inherit."""
 
-    def __init__(self, count: int) -> None:
-        """Empty buffers. The system removes them with the last process that has them."""
-        self._open([os.memfd_create("embert-bulk") for _ in range(count)])
-
-    def _open(self, descriptors: list[int]) -> None:
-        self._descriptors = descriptors
+    def __init__(self, descriptors: Sequence[int]) -> None:
+        self.descriptors = tuple(descriptors)
         self._maps: list[mmap.mmap | None] = [None] * len(descriptors)
 
-    def __getstate__(self) -> list[Any]:
-        return [DupFd(descriptor) for descriptor in self._descriptors]
+    @classmethod
+    def create(cls, count: int) -> SharedBuffers:
+        """Empty buffers. The system removes them with the last process that has them."""
+        return cls([os.memfd_create("embert-bulk") for _ in range(count)])
 
-    def __setstate__(self, state: list[Any]) -> None:
-        self._open([descriptor.detach() for descriptor in state])
-
-    def __del__(self) -> None:  # not earlier: a thread may still use them
-        for descriptor in self._descriptors:
+    def close(self) -> None:
+        """Close the descriptors. Arrays that are still referenced stay valid."""
+        for descriptor in self.descriptors:
             os.close(descriptor)
-
-    @property
-    def count(self) -> int:
-        return len(self._descriptors)
 
     def allocate(self, block: Block, name: str, shape: tuple[int, ...], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
         """An uninitialized array in the block's buffer."""
@@ -207,7 +190,7 @@ class SharedBuffers:
         """The buffer's memory, at least up to `end`. Growing costs nothing until pages are written."""
         mapped = self._maps[buffer]
         if mapped is None or len(mapped) < end:
-            descriptor = self._descriptors[buffer]
+            descriptor = self.descriptors[buffer]
             size = max(os.fstat(descriptor).st_size, _MIN_BYTES)
             while size < end:
                 size *= 2

@@ -20,11 +20,13 @@ import zlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any, BinaryIO, NamedTuple, cast
 
+import numpy as np
+import numpy.typing as npt
 import orjson
 
-from embert.server.bulk.job import MAX_ROW_BYTES, BulkError, Chunk, InputFormat, Job, RowRange, require_pyarrow
+from embert.server.bulk.job import MAX_ROW_BYTES, BulkError, InputFormat, Job, RowRange, require_pyarrow
 
 STANDARD_INPUT = "-"
 
@@ -32,7 +34,7 @@ _FORMATS: dict[str, InputFormat] = {
     ".jsonl": "jsonl", ".ndjson": "jsonl", ".csv": "csv", ".tsv": "tsv", ".parquet": "parquet", ".pq": "parquet",
 }  # fmt: skip
 _READ_BYTES = 1 << 20
-_PIECE_LINES, _PIECE_ROWS, _PIECES_PER_BLOCK = 256, 1024, 16
+_PIECE_LINES, _PIECE_ROWS = 256, 1024
 _BOM = b"\xef\xbb\xbf"
 
 
@@ -66,10 +68,11 @@ def _is_written(name: str, output: str | None) -> bool:
     if not Path(name).exists():
         return False
     if output is None:
-        with contextlib.suppress(OSError, AttributeError):  # closed, or a test's own
+        try:
             written = os.fstat(sys.stdout.fileno())
-            return stat.S_ISREG(written.st_mode) and os.path.samestat(written, Path(name).stat())
-        return False
+        except (OSError, AttributeError):  # closed, or a test's own
+            return False
+        return stat.S_ISREG(written.st_mode) and os.path.samestat(written, Path(name).stat())
     file, target = Path(name).resolve(), Path(output).resolve()
     return target in file.parents if target.is_dir() else file in (target, *partial_files(output))
 
@@ -107,8 +110,11 @@ def _open_bytes(file: str) -> BinaryIO:
     """The bytes of a file, decompressed if its name ends in .gz or .zst. Raises BulkError, OSError."""
     if file == STANDARD_INPUT:
         try:
+            descriptor = sys.stdin.fileno()
+            if os.isatty(descriptor):
+                sys.stderr.write("embert: reading from the terminal; Ctrl-D ends the input\n")
             # Not sys.stdin: a thread that waits for input would hold its lock at the end of the process.
-            return open(sys.stdin.fileno(), "rb", closefd=False)
+            return open(descriptor, "rb", closefd=False)
         except (OSError, AttributeError):
             return sys.stdin.buffer
     suffix = Path(file).suffix.lower()
@@ -122,6 +128,29 @@ def _open_bytes(file: str) -> BinaryIO:
     return Path(file).open("rb")
 
 
+class Chunk(NamedTuple):
+    """Rows of the input, not parsed yet: lines, each with its newline, or an Arrow stream."""
+
+    payload: bytes | memoryview
+    rows: int
+    ranges: tuple[RowRange, ...]
+    digest: str  # SHA-256 of all rows so far
+
+
+class _Piece(NamedTuple):
+    """Consecutive rows of one file."""
+
+    file: str
+    first: int  # number of the first row
+    rows: Any  # list of lines, or an Arrow batch
+    ends: npt.NDArray[np.int64]  # bytes up to the end of each row
+
+    def split(self, rows: int) -> tuple[_Piece, _Piece]:
+        head, rest = self.ends[:rows], self.ends[rows:] - self.ends[rows - 1]
+        first = self.first + rows
+        return self._replace(rows=self.rows[:rows], ends=head), _Piece(self.file, first, self.rows[rows:], rest)
+
+
 class Reader(ABC):
     """The rows of several files, one after the other."""
 
@@ -133,38 +162,35 @@ class Reader(ABC):
         """Check that all files can be read. Raises OSError, BulkError for a column that is missing or not strings."""
         self._files, self._job = files, job
         self._hash = hashlib.sha256()
-        self._piece_bytes = job.block_bytes // _PIECES_PER_BLOCK
         self._pieces = self._read()
-        self._pending: list[tuple[RowRange, Any]] = []  # read ahead
+        self._pending: list[_Piece] = []  # read ahead
 
     def read(self, max_rows: int) -> Chunk | None:
         """The next rows: at most `max_rows` and `block_bytes`, at least one; None at the end.
 
         Raises BulkError for a file that is damaged, OSError.
         """
-        ranges: list[RowRange] = []
-        pieces: list[Any] = []
+        pieces: list[_Piece] = []
         rows = size = 0
         while rows < max_rows and size < self._job.block_bytes:
-            item = self._pending.pop(0) if self._pending else next(self._pieces, None)
-            if item is None:
+            piece = self._pending.pop(0) if self._pending else next(self._pieces, None)
+            if piece is None:
                 break
-            source, piece = item
-            if rows and size + self._size(piece) > self._job.block_bytes:
-                self._pending.insert(0, item)
+            count = int(np.searchsorted(piece.ends[: max_rows - rows], self._job.block_bytes - size, side="right"))
+            if not count and rows:
+                self._pending.insert(0, piece)
                 break
-            if (left := max_rows - rows) < source.rows:
-                rest = source._replace(first=source.first + left, rows=source.rows - left)
-                self._pending.insert(0, (rest, piece[left:]))
-                source, piece = source._replace(rows=left), piece[:left]
-            ranges.append(source)
-            pieces.append(piece)
-            rows, size = rows + source.rows, size + self._size(piece)
-        if not rows:
+            taken, rest = piece.split(max(count, 1))
+            if len(rest.ends):
+                self._pending.insert(0, rest)
+            pieces.append(taken)
+            rows, size = rows + len(taken.ends), size + int(taken.ends[-1])
+        if not pieces:
             return None
-        payload = self._payload(pieces)
+        payload = self._payload([piece.rows for piece in pieces])
         self._hash.update(payload)
-        return Chunk(payload, rows, tuple(ranges), self._hash.hexdigest())
+        ranges = tuple(RowRange(_display_name(each.file), each.first, len(each.ends), self.unit) for each in pieces)
+        return Chunk(payload, rows, ranges, self._hash.hexdigest())
 
     def chunks(self, shard_rows: int | None = None, completed: int = 0) -> Iterator[Chunk]:
         """All chunks of a run. A chunk ends with a shard, and with the last of the `completed` rows."""
@@ -179,13 +205,15 @@ class Reader(ABC):
 
     def peek(self, min_rows: int) -> bytes | memoryview:
         """The first rows, without consuming them: `min_rows`, or 1 MB, and a few more."""
-        size = sum(self._size(piece) for _, piece in self._pending)
-        while sum(source.rows for source, _ in self._pending) < min_rows and size < _READ_BYTES:
-            if (more := next(self._pieces, None)) is None:
+        pieces = self._pending
+        while (
+            sum(len(piece.ends) for piece in pieces) < min_rows
+            and sum(piece.ends[-1] for piece in pieces) < _READ_BYTES
+        ):
+            if (piece := next(self._pieces, None)) is None:
                 break
-            self._pending.append(more)
-            size += self._size(more[1])
-        return self._payload([piece for _, piece in self._pending])
+            pieces.append(piece)
+        return self._payload([piece.rows for piece in pieces])
 
     @property
     def name(self) -> str:
@@ -193,13 +221,13 @@ class Reader(ABC):
         more = f" and {len(self._files) - 1} more files" if len(self._files) > 1 else ""
         return f"{_display_name(self._files[0])}{more}"
 
-    def _read(self) -> Iterator[tuple[RowRange, Any]]:
+    def _read(self) -> Iterator[_Piece]:
         for file in self._files:
             first = 1
-            for rows in self._rows(file):
-                if len(rows):
-                    yield RowRange(_display_name(file), first, len(rows), self.unit), rows
-                first += len(rows)
+            for rows, ends in self._rows(file):
+                if len(ends):
+                    yield _Piece(file, first, rows, ends)
+                first += len(ends)
 
     def _select(self, file: str, available: Sequence[str]) -> list[str]:
         """The columns to read: the kept ones and the text's. Raises BulkError where the file does not have them."""
@@ -214,11 +242,8 @@ class Reader(ABC):
         return names
 
     @abstractmethod
-    def _rows(self, file: str) -> Iterator[Any]:
-        """Consecutive rows, of few bytes unless it is one: a list of lines, or an Arrow batch."""
-
-    @abstractmethod
-    def _size(self, piece: Any) -> int: ...
+    def _rows(self, file: str) -> Iterator[tuple[Any, npt.NDArray[np.int64]]]:
+        """Consecutive rows, and the bytes up to the end of each."""
 
     @abstractmethod
     def _payload(self, pieces: list[Any]) -> bytes | memoryview: ...
@@ -237,23 +262,16 @@ class LineReader(Reader):
                 if self._delimiter:
                     next(self._rows(file), None)
 
-    def _rows(self, file: str) -> Iterator[Any]:
+    def _rows(self, file: str) -> Iterator[tuple[Any, npt.NDArray[np.int64]]]:
         with contextlib.closing(_open_bytes(file)) as stream, _errors_named(file):
+            source = self._records(stream, file) if self._delimiter else _lines(stream)
             lines: list[bytes] = []
-            size = 0
-            for line in self._records(stream, file) if self._delimiter else _lines(stream):
-                if size + len(line) > self._piece_bytes:
-                    yield lines
-                    lines, size = [], 0
+            for line in source:
                 lines.append(line)
-                size += len(line)
-                if len(lines) == _PIECE_LINES or size > self._piece_bytes:  # without the next line, which may be late
-                    yield lines
-                    lines, size = [], 0
-            yield lines
-
-    def _size(self, piece: Any) -> int:
-        return sum(map(len, piece))
+                if len(lines) == _PIECE_LINES or len(line) > _READ_BYTES:
+                    yield lines, np.cumsum([len(line) for line in lines])
+                    lines = []
+            yield lines, np.cumsum([len(line) for line in lines], dtype=np.int64)
 
     def _payload(self, pieces: list[Any]) -> bytes | memoryview:
         return b"".join(itertools.chain.from_iterable(pieces))
@@ -323,10 +341,14 @@ class ParquetReader(Reader):
             columns.append((name, plain))
         schema = pa.schema(columns)
         self.schema = self.schema or schema
-        if others := {*schema} ^ {*self.schema}:
-            differences = ", ".join(sorted(f"{each.name!r} of type {each.type}" for each in others))
-            names = f"{file} and {self._files[0]}"
-            raise BulkError(f"{names} have different columns: {differences}; --keep names the others")
+        others = set(zip(schema.names, schema.types, strict=True)) ^ set(
+            zip(self.schema.names, self.schema.types, strict=True)
+        )
+        if others:
+            differences = ", ".join(sorted(f"{name!r} of type {type_}" for name, type_ in others))
+            raise BulkError(
+                f"{file} and {self._files[0]} have different columns: {differences}; --keep names the others"
+            )
 
     def _open(self, file: str) -> Any:
         parquet = require_pyarrow("pyarrow.parquet", "parquet")
@@ -340,27 +362,21 @@ class ParquetReader(Reader):
         except (self._pa.ArrowException, OSError) as error:
             raise BulkError(f"{file} cannot be read: {error}") from None
 
-    def _rows(self, file: str) -> Iterator[Any]:
+    def _rows(self, file: str) -> Iterator[tuple[Any, npt.NDArray[np.int64]]]:
+        compute = require_pyarrow("pyarrow.compute", "parquet")
         with self._open(file) as parquet:
             metadata = parquet.metadata
             size = sum(metadata.row_group(group).total_byte_size for group in range(metadata.num_row_groups))
             batch_rows = max(1, min(_PIECE_ROWS, MAX_ROW_BYTES * metadata.num_rows // max(1, size)))
             try:
                 for batch in parquet.iter_batches(batch_rows, columns=self.schema.names, use_threads=False):
-                    yield from self._split(batch.select(self.schema.names).cast(self.schema))
+                    batch = batch.select(self.schema.names).cast(self.schema)
+                    text = batch.column(self._job.column)
+                    lengths = compute.fill_null(compute.binary_length(text), 0).to_numpy(zero_copy_only=False)
+                    others = np.arange(1, len(lengths) + 1) * (batch.nbytes - text.nbytes) // max(1, len(lengths))
+                    yield batch, np.cumsum(lengths, dtype=np.int64) + others  # spread over the rows
             except (self._pa.ArrowException, OSError) as error:  # pyarrow raises both for damaged files
                 raise BulkError(f"{file} cannot be read: {error}") from None
-
-    def _split(self, batch: Any) -> Iterator[Any]:
-        if batch.num_rows <= 1 or batch.nbytes <= self._piece_bytes:
-            yield batch
-        else:
-            half = batch.num_rows // 2
-            yield from self._split(batch[:half])
-            yield from self._split(batch[half:])
-
-    def _size(self, piece: Any) -> int:
-        return int(piece.nbytes)
 
     def _payload(self, pieces: list[Any]) -> bytes | memoryview:
         sink = self._pa.BufferOutputStream()

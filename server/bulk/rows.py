@@ -166,13 +166,18 @@ def _kept_values(job: Job, parsed: ParsedRows) -> Iterable[dict[str, Any]]:
     if isinstance(values, list):
         return values if names is None else ({name: row.get(name) for name in names} for row in values)
     table = values if names is None else values.select(list(names))
-    rows: list[dict[str, Any]] = [{} for _ in parsed.rows]
-    for name in table.schema.names:
-        for number, value in enumerate(parsed.texts if name == job.column else table.column(name)):
+    try:
+        rows: list[dict[str, Any]] = table.to_pylist()
+    except UnicodeDecodeError:
+        for index, name in itertools.product(range(table.num_rows), table.schema.names):
             try:
-                rows[number][name] = value if isinstance(value, str) else value.as_py()
+                table.column(name).slice(index, 1).to_pylist()
             except UnicodeDecodeError as error:
-                raise ColumnError(parsed.rows[number], f"column {name!r} is not UTF-8: {error}") from None
+                raise ColumnError(parsed.rows[index], f"column {name!r} is not UTF-8: {error}") from None
+        raise
+    if names is None or job.column in names:  # where it may be of bytes
+        for row, text in zip(rows, parsed.texts, strict=True):
+            row[job.column] = text
     return rows
 
 
@@ -240,20 +245,25 @@ class Layout:
         )
 
     def _kept_columns(self, parsed: ParsedRows) -> list[Any]:
-        if parsed.content is None:
-            return [self._pa.array(parsed.texts)]
-        names = self._job.kept_columns
-        if not isinstance(parsed.content, list):
-            return [parsed.content.column(name) for name in self.kept_schema.names]
-        rows = parsed.content if names is None else [{name: row.get(name) for name in names} for row in parsed.content]
-        try:
-            return self._json_columns(rows)
-        except (self._pa.ArrowException, TypeError):
-            for row, values in zip(parsed.rows, rows, strict=True):
-                self._check_values(row, values)
-            raise
+        columns, job = parsed.content, self._job
+        if isinstance(columns, list):
+            others = [name for name in self.kept_schema.names if name != job.column]
+            rows = [
+                {name: row.get(name) for name in (row if job.kept_columns is None else others) if name != job.column}
+                for row in columns
+            ]
+            try:
+                columns = self._json_columns(rows) if others or any(rows) else {}
+            except (self._pa.ArrowException, TypeError):
+                for row, values in zip(parsed.rows, rows, strict=True):
+                    self._check_values(row, values)
+                raise
+        return [
+            self._pa.array(parsed.texts, kept.type) if kept.name == job.column else columns[kept.name].cast(kept.type)
+            for kept in self.kept_schema
+        ]
 
-    def _json_columns(self, rows: list[dict[str, Any]]) -> list[Any]:
+    def _json_columns(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
         """The values of objects, which must have the columns' types and no other names."""
         pa, reader = self._pa, require_pyarrow("pyarrow.json", "Parquet")
         line = orjson.dumps({"rows": rows})  # much faster than a line for each
@@ -265,8 +275,7 @@ class Layout:
                 unexpected_field_behavior="error",
             ),
         )
-        columns: list[Any] = table["rows"].combine_chunks().flatten().flatten()
-        return columns
+        return dict(zip(self.kept_schema.names, table["rows"].combine_chunks().flatten().flatten(), strict=True))
 
     def _check_values(self, row: int, values: dict[str, Any]) -> None:
         for name, value in values.items():

@@ -3,42 +3,40 @@
     reader ─▶ tokenization process ─▶ engine process ─▶ the same tokenization process ─▶ writer
               tokenize                encode            format                           in the order of the input
 
-A thread reads blocks, and the main thread writes them.
+A thread reads blocks, one for each shared buffer takes a block along this path, and the main thread writes.
 """
 
 from __future__ import annotations
 
 import contextlib
 import itertools
-import os
 import queue
-import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from multiprocessing import connection, get_context
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
 
 from tqdm import tqdm
 
 from embert.engine import Encoder, Model
 from embert.engine.host import blas_threads, usable_cpus
 from embert.engine.options import output_width, require_tasks
-from embert.server.bulk.job import Block, BulkError, CannotResume, Chunk, Job, RowRange, SharedBuffers
-from embert.server.bulk.reader import Reader
+from embert.server.bulk.job import Block, BulkError, CannotResume, Job, RowRange, SharedBuffers
+from embert.server.bulk.reader import Chunk, Reader
+from embert.server.bulk.resume import run_manifest
 from embert.server.bulk.rows import Layout, ParsedRows
-from embert.server.bulk.stages import EngineStage, Links, TokenizationStage, work
-from embert.server.bulk.writer import Writer, run_manifest
-from embert.server.ipc.control import describe_exit
+from embert.server.bulk.stages import EngineStage, TokenizationStage
+from embert.server.bulk.worker import WorkerConfig, WorkerProcess
+from embert.server.bulk.writer import Writer
 
+_BLOCKS_PER_ENGINE = 3  # one finishes, one is encoded, one waits
 _BUFFERS_PER_ENGINE, _BUFFERS_FOR_WRITER = 4, 3
 _TOKENIZATION_PROCESSES_PER_GPU = 12
 _CPUS_PER_TOKENIZATION_PROCESS = 8  # where the CPU encodes
 # The main thread waits in steps of this. Ctrl-C does not end a wait without a timeout if another thread receives the
 # signal, or if it arrives just before the wait.
 _SIGNAL_INTERVAL_S = 0.5
-_PROCESSES = get_context("spawn")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +56,11 @@ class DeviceConfig:
             return max(1, min(cpus - engines - 1, _TOKENIZATION_PROCESSES_PER_GPU * engines))
         return max(1, cpus // _CPUS_PER_TOKENIZATION_PROCESS)
 
+    def num_buffers(self, device_types: Sequence[str]) -> int:
+        """The number of blocks in memory at a time."""
+        processes = self.num_tokenization_processes(device_types)
+        return processes + _BUFFERS_PER_ENGINE * len(self.names) + _BUFFERS_FOR_WRITER
+
 
 def embed_files(
     job: Job, model: Model, reader: Reader, writer: Writer, devices: DeviceConfig, *, resume: bool, quiet: bool
@@ -68,14 +71,33 @@ def embed_files(
     """
     require_tasks(model, job.task)
     output_width(model, job.dimensions)
-    # The device type is known once an encoder has loaded. A queue or buffer that is not used costs nothing.
-    most = max(devices.num_tokenization_processes([device_type]) for device_type in ("cuda", "cpu"))
-    workers = Workers(job, model, most, most + _BUFFERS_PER_ENGINE * len(devices.names) + _BUFFERS_FOR_WRITER)
-    with contextlib.closing(workers):
-        engines = [(f"the engine process of {name}", {**devices.encoder, "device": name}) for name in devices.names]
-        loaded = workers.start(engines)
-        count = devices.num_tokenization_processes([engine["device"] for engine in loaded])
-        workers.start([(f"tokenization process {number}", number) for number in range(count)])
+    # The device type is known once an encoder has loaded. A buffer that is not used costs nothing.
+    buffers = SharedBuffers.create(max(devices.num_buffers([device_type]) for device_type in ("cuda", "cpu")))
+    with contextlib.closing(buffers), contextlib.ExitStack() as stack:
+
+        def start(name: str, config: WorkerConfig, environment: dict[str, str]) -> WorkerProcess:
+            process = WorkerProcess(name, config, environment)
+            stack.callback(process.join)
+            stack.callback(process.kill)
+            return process
+
+        config = WorkerConfig(job, model, buffers.descriptors, sys.path)
+        engines = [
+            start(
+                f"the engine process of {device}",
+                replace(config, encoder={**devices.encoder, "device": device}),
+                blas_threads(),
+            )
+            for device in devices.names
+        ]
+        loaded = [process.wait_ready() for process in engines]
+        device_types = [engine["device"] for engine in loaded]
+        count = devices.num_tokenization_processes(device_types)
+        # The tokenizers' own threads: together, about as many as there are CPUs.
+        threads = {"RAYON_NUM_THREADS": str(max(1, usable_cpus() // count))}
+        tokenizers = [start(f"tokenization process {number}", config, threads) for number in range(count)]
+        for process in tokenizers:
+            process.wait_ready()
         try:
             writer.begin(run_manifest(job, model, loaded, writer.shard_rows), Layout(job, model), resume=resume)
             chunks = reader.chunks(writer.shard_rows, writer.rows)
@@ -85,11 +107,17 @@ def embed_files(
         if writer.is_finished:
             _warn("everything is embedded already")
         else:
-            initial, total = writer.texts, reader.total
             with tqdm(
-                unit=" texts", unit_scale=True, initial=initial, total=total, disable=quiet or None, leave=False
+                unit=" texts",
+                unit_scale=True,
+                initial=writer.texts,
+                total=reader.total,
+                disable=quiet or None,
+                leave=False,
             ) as bar:
-                Pipeline(chunks, writer, workers, count).run(bar.update)
+                for process in engines:
+                    process.progress = bar.update
+                Pipeline(chunks, writer, buffers, tokenizers, engines).run(devices.num_buffers(device_types))
         writer.finish()
 
 
@@ -108,140 +136,123 @@ def _skip_completed(chunks: Iterator[Chunk], reader: Reader, writer: Writer) -> 
         raise CannotResume(f"the run ended after {writer.rows} rows, and the input has more now")
 
 
-class Workers:
-    """The processes of a run. They end when this process ends, for any reason."""
-
-    def __init__(self, job: Job, model: Model, tokenizers: int, buffers: int) -> None:
-        """Allow at most this many tokenization processes, and blocks in memory."""
-        self.buffers = SharedBuffers(buffers)
-        self._job, self._model = job, model
-        self._results, sender = _PROCESSES.Pipe(duplex=False)
-        queues = [_PROCESSES.SimpleQueue() for _ in range(tokenizers)]
-        self._links = Links(queues, _PROCESSES.SimpleQueue(), sender, _PROCESSES.Lock())
-        self._processes: dict[Any, Any] = {}  # by their sentinels
-
-    def start(self, roles: Sequence[tuple[str, Any]]) -> list[dict[str, str]]:
-        """Start processes of these names and roles; see `work`. Returns what an engine has loaded, once all are ready.
-
-        Raises BulkError where one cannot load.
-        """
-        environment = blas_threads() | {"PYTHONSAFEPATH": "1"}  # never import from the working directory
-        os.environ |= environment
-        # Ctrl-C reaches this process only, which then ends the others.
-        mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
-        try:
-            for name, role in roles:
-                arguments = self._job, self._model, self.buffers, self._links, role
-                process = _PROCESSES.Process(target=work, args=arguments, name=name, daemon=True)
-                process.start()
-                self._processes[process.sentinel] = process
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-            for variable in environment:
-                del os.environ[variable]
-        return [self.receive() for _ in roles]
-
-    def tokenize(self, block: Block) -> None:
-        """Let a block be processed; `receive` returns it."""
-        self._links.tokenizers[block.tokenizer].put(("tokenize", block))
-
-    def put(self, block: Block) -> None:
-        """Let `receive` return this block."""
-        self._links.put(block)
-
-    def receive(self) -> Any:
-        """The next message. Raises BulkError where a process fails or has ended."""
-        while not (ready := connection.wait([self._results, *self._processes], _SIGNAL_INTERVAL_S)):
-            pass
-        if self._results not in ready:
-            process = self._processes[ready[0]]
-            process.join()
-            hint = "; perhaps memory ran out" if process.exitcode == -signal.SIGKILL else ""
-            raise BulkError(f"{process.name} {describe_exit(process.exitcode)}{hint}")
-        message = self._results.recv()
-        if isinstance(message, str):
-            raise BulkError(message)
-        return message
-
-    def close(self) -> None:
-        """End all processes."""
-        for process in self._processes.values():
-            process.kill()
-        for process in self._processes.values():
-            process.join()
+Result = Block | Exception | None  # None: the end of the input
 
 
 class Pipeline:
-    """Takes chunks through the workers. `run` may be called once."""
+    """Takes chunks through workers that are ready. `run` may be called once."""
 
-    def __init__(self, chunks: Iterator[Chunk], writer: Writer, workers: Workers, tokenizers: int) -> None:
-        self._chunks, self._writer, self._workers, self._tokenizers = chunks, writer, workers, tokenizers
-        self._sources: dict[int, Chunk] = {}  # by the numbers of their blocks
-        self._free: queue.SimpleQueue[int] = queue.SimpleQueue()  # buffers; -1: the run has ended
-        self._error: Exception | None = None  # of reading
+    def __init__(
+        self,
+        chunks: Iterator[Chunk],
+        writer: Writer,
+        buffers: SharedBuffers,
+        tokenizers: Sequence[WorkerProcess],
+        engines: Sequence[WorkerProcess],
+    ) -> None:
+        self._chunks, self._writer, self._buffers = chunks, writer, buffers
+        self._numbers = itertools.count()
+        self._tokenizers, self._engines = _queue_of(tokenizers), _queue_of([*engines] * _BLOCKS_PER_ENGINE)
+        self._reading = threading.Lock()  # held while a thread waits for input
+        self._filling, self._stopped = threading.Lock(), False  # the buffers of a stopped run may be closed
+        self._results: queue.SimpleQueue[tuple[int, Result]] = queue.SimpleQueue()  # with the numbers of the blocks
 
-    def run(self, progress: Callable[[int], object]) -> None:
+    def run(self, num_buffers: int) -> None:
         """Process all blocks. Raises the first error; nothing is written after it."""
-        for buffer in range(self._workers.buffers.count):
-            self._free.put(buffer)
-        # A daemon, because it may wait for standard input when the run ends.
-        threading.Thread(target=self._read, daemon=True).start()
-        finished: dict[int, Block] = {}
-        skipped = 0
+        self._free = _queue_of(range(num_buffers))
+        for _ in range(num_buffers):  # daemons, because one may wait for standard input when the run ends
+            threading.Thread(target=self._process_blocks, daemon=True).start()
+        results: dict[int, Result] = {}
+        number = skipped = 0
         try:
-            for number in itertools.count():
-                while number not in finished:
-                    received: Block = self._workers.receive()
-                    finished[received.number] = received
-                block = finished.pop(number)
-                if not block.rows:
-                    break
-                problem = self._sources.pop(number).location(block.bad_row) + block.reason if block.reason else ""
-                if block.failed:
-                    raise BulkError(problem)
+            while (block := self._result(results, number)) is not None:
+                if isinstance(block, Exception):
+                    raise block
+                if block.error:
+                    raise BulkError(block.error)
                 if block.skipped and not skipped:
-                    _warn(f"{problem}; such rows are skipped")
+                    _warn(f"{block.warning}; such rows are skipped")
                 skipped += block.skipped
-                self._writer.write(block, self._workers.buffers.output(block))
+                self._writer.write(block, self._buffers.output(block))
                 self._free.put(block.buffer)
-                progress(block.texts)
+                number += 1
         finally:
+            with self._filling:
+                self._stopped = True
             self._free.put(-1)
-        if self._error is not None:
-            raise self._error
         if skipped:
             _warn(f"rows skipped: {skipped}")
 
-    def _read(self) -> None:
-        number = 0
-        try:
-            for chunk in self._chunks:
-                if (buffer := self._free.get()) < 0:
-                    return
-                block = Block(number, chunk.rows, chunk.digest, buffer=buffer, tokenizer=number % self._tokenizers)
-                self._workers.buffers.put(block, "payload", chunk.payload)
-                self._sources[number] = chunk._replace(payload=b"")
-                self._workers.tokenize(block)
-                number += 1
-        except Exception as error:  # noqa: BLE001 - `run` raises it, after the blocks before it are written
-            self._error = error
-        self._workers.put(Block(number, 0))  # the end
+    def _result(self, results: dict[int, Result], number: int) -> Result:
+        while number not in results:
+            with contextlib.suppress(queue.Empty):
+                results.update([self._results.get(timeout=_SIGNAL_INTERVAL_S)])
+        return results.pop(number)
+
+    def _process_blocks(self) -> None:
+        while (buffer := self._free.get()) >= 0:
+            number = 0
+            result: Result = None
+            try:
+                with self._reading:
+                    number, chunk = next(self._numbers), next(self._chunks, None)
+                    if chunk is not None:
+                        block = Block(number, chunk.rows, chunk.ranges, chunk.digest, buffer=buffer)
+                        with self._filling:
+                            if self._stopped:
+                                return
+                            self._buffers.put(block, "payload", chunk.payload)
+                if chunk is not None:
+                    result = self._embed(block)
+            except Exception as error:  # noqa: BLE001 - `run` raises it, after the blocks before it are written
+                result = error
+            self._results.put((number, result))
+        self._free.put(-1)  # for the other threads
+
+    def _embed(self, block: Block) -> Block:
+        with _borrowed(self._tokenizers) as tokenizer:
+            block = tokenizer.run("tokenize", block)
+        if block.texts and not block.error:
+            with _borrowed(self._engines) as engine:
+                block = engine.run("encode", block)
+            block = tokenizer.run("format", block)
+        return block
+
+
+Item = TypeVar("Item")
+
+
+def _queue_of(items: Iterable[Item]) -> queue.SimpleQueue[Item]:
+    filled: queue.SimpleQueue[Item] = queue.SimpleQueue()
+    for item in items:
+        filled.put(item)
+    return filled
+
+
+@contextlib.contextmanager
+def _borrowed(processes: queue.SimpleQueue[WorkerProcess]) -> Iterator[WorkerProcess]:
+    """The process that is free next."""
+    process = processes.get()
+    try:
+        yield process
+    finally:
+        processes.put(process)
 
 
 def embed_texts(job: Job, model: Model, texts: Sequence[str], encoder: Encoder, writer: Writer) -> None:
     """Embed a few texts in this process. Raises as `embed_files` does."""
-    buffers = SharedBuffers(1)
-    tokenization, engine = TokenizationStage(job, model, buffers), EngineStage(job, model, encoder, buffers)
-    writer.begin({}, Layout(job, model), resume=False)
-    for first in range(0, len(texts), job.block_texts):
-        some = list(texts[first : first + job.block_texts])
-        source = Chunk(b"", len(some), (RowRange("text", first + 1, len(some), "number"),), "")
-        block = Block(0, len(some))
-        tokenization.tokenize(block, ParsedRows(some, range(len(some))))
-        if block.texts:
-            for encoded in engine.encode([block]):
-                tokenization.format(encoded)
-        if block.failed:
-            raise BulkError(source.location(block.bad_row) + block.reason)
-        writer.write(block, buffers.output(block))
-    writer.finish()
+    with contextlib.closing(SharedBuffers.create(1)) as buffers:
+        tokenization = TokenizationStage(job, model, buffers)
+        engine = EngineStage(job, model, encoder, buffers)
+        writer.begin({}, Layout(job, model), resume=False)
+        for first in range(0, len(texts), job.block_texts):
+            some = list(texts[first : first + job.block_texts])
+            block = Block(0, len(some), (RowRange("text", first + 1, len(some), "number"),), buffer=0)
+            tokenization.tokenize(block, ParsedRows(some, range(len(some))))
+            if block.texts and not block.error:
+                for encoded in engine.encode([block]):
+                    tokenization.format(encoded)
+            if block.error:
+                raise BulkError(block.error)
+            writer.write(block, buffers.output(block))
+        writer.finish()

@@ -1,29 +1,22 @@
-"""The stages of a block: texts to token ids, ids to vectors, vectors to bytes of the output; and their processes."""
+"""The stages of a block: texts to token ids, ids to vectors, vectors to bytes of the output."""
 
 from __future__ import annotations
 
-import contextlib
-import multiprocessing
-import os
-import queue
-import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
 
 import numpy as np
 
-from embert.engine import Encoder, Model, Tokenizer, load_encoder
+from embert.engine import Encoder, Model, Tokenizer
 from embert.engine.batch import PackedBatch, TaskOutput, cumulative
 from embert.engine.encode_batches import Numbers, form_batches, run_batches
 from embert.engine.engine import batch_budget, encode_texts
-from embert.engine.errors import EngineError, InputError
+from embert.engine.errors import InputError
 from embert.engine.heads.late_interaction import multi_vector_mask, pool_texts
 from embert.engine.options import output_width, require_tasks
 from embert.engine.tasks import Task
 from embert.engine.tokenization.encoded import Encoded
 from embert.engine.tokenization.tokenizer import UNBROKEN_CHARACTERS
-from embert.server.bulk.job import Block, BulkError, Job, SharedBuffers
+from embert.server.bulk.job import Block, Job, SharedBuffers
 from embert.server.bulk.rows import ColumnError, Layout, ParsedRows, parse
 
 
@@ -39,7 +32,7 @@ class TokenizationStage:
         self._parsed: dict[int, ParsedRows] = {}  # by the number of the block
 
     def tokenize(self, block: Block, parsed: ParsedRows | None = None) -> None:
-        """Put the block's token ids into its buffer. Marks an invalid row in the block.
+        """Put the block's token ids into its buffer. Sets `block.error` for an invalid row.
 
         ids      int32 [T], of all texts end to end
         lengths  int32 [B]
@@ -53,9 +46,9 @@ class TokenizationStage:
             encoded = self._encode(parsed.texts)
         if parsed.invalid:
             row, reason = next(iter(parsed.invalid.items()))
-            block.skipped, block.bad_row, block.reason = len(parsed.invalid), row, f" {reason}"
-            block.failed = not self._job.skip_invalid_rows
-            if block.failed:
+            block.skipped, block.warning = len(parsed.invalid), f"{block.location(row)} {reason}"
+            if not self._job.skip_invalid_rows:
+                block.error = block.warning
                 return
         if not parsed.texts:
             return
@@ -69,11 +62,12 @@ class TokenizationStage:
     def format(self, block: Block) -> None:
         """Put the bytes of the output into the buffer of a block that was tokenized here.
 
-        The block fails for a vector that is not finite, and for a value that the output cannot hold.
+        Sets `block.error` for a vector that is not finite, and for a value that the output cannot hold.
         """
         buffers, parsed = self._buffers, self._parsed.pop(block.number)
         if block.not_finite >= 0:
-            block.fail(parsed.rows[block.not_finite], ": the encoder returned a vector that is not finite")
+            location = block.location(parsed.rows[block.not_finite])
+            block.error = f"{location}: the encoder returned a vector that is not finite"
             return
         if self._job.output_format == "npy":
             block.arrays["output"] = block.arrays["values"]
@@ -88,7 +82,7 @@ class TokenizationStage:
         try:
             buffers.put(block, "output", self._layout.format(parsed, vectors))
         except ColumnError as error:
-            block.fail(error.row, f": {error}")
+            block.error = f"{block.location(error.row)}: {error}"
 
     def _encode(self, texts: list[str]) -> Encoded:
         job = self._job
@@ -115,12 +109,23 @@ class TokenizationStage:
 class EngineStage:
     """Encodes blocks."""
 
-    def __init__(self, job: Job, model: Model, encoder: Encoder, buffers: SharedBuffers) -> None:
-        """Raises InputError for a task that the model does not have, and for too many dimensions."""
+    def __init__(
+        self,
+        job: Job,
+        model: Model,
+        encoder: Encoder,
+        buffers: SharedBuffers,
+        progress: Callable[[int], None] = lambda _: None,
+    ) -> None:
+        """`progress` is called after each batch, with the number of its texts.
+
+        Raises InputError for a task that the model does not have, and for too many dimensions.
+        """
         require_tasks(model, job.task)
         self._job, self._model, self._encoder, self._buffers = job, model, encoder, buffers
         self._columns = output_width(model, job.dimensions)
         self._budget = batch_budget(model, encoder)
+        self._progress = progress
 
     def encode(self, blocks: Iterable[Block | None]) -> Iterator[Block]:
         """Yield blocks whose buffers have their vectors. None in place of a block: finish the blocks before it.
@@ -141,6 +146,7 @@ class EngineStage:
                 self._buffers.view(block, "values")[numbers] = rows.values[:, : self._columns]
             else:
                 parts.append((numbers, rows))
+            self._progress(len(numbers))
             if is_last:
                 if parts:
                     self._put(block, parts)
@@ -180,85 +186,3 @@ class EngineStage:
         buffers.put(block, "offsets", cumulative(rows.counts))
         if rows.indices is not None:
             buffers.put(block, "indices", rows.indices)
-
-
-@dataclass(frozen=True, slots=True)
-class Links:
-    """The queues between the processes. A message to a tokenization process has the stage's name and a block.
-
-    The parent receives blocks, what an engine has loaded, and a string from a process that cannot continue.
-    """
-
-    tokenizers: Sequence[Any]  # of each process, because it keeps the rows of a block until it formats them
-    engines: Any  # of all of them: a block goes to whichever is free next
-    results: Any  # sending end of a pipe
-    results_lock: Any
-
-    def put(self, message: object) -> None:
-        """Send a message to the parent."""
-        with self.results_lock:
-            self.results.send(message)
-
-
-def work(job: Job, model: Model, buffers: SharedBuffers, links: Links, role: int | Mapping[str, Any]) -> None:
-    """Serve one run in this process, until the parent ends.
-
-    `role` is the number of a tokenization process, or an engine's options of `load_encoder`.
-    """
-    with contextlib.suppress(OSError):
-        os.dup2(2, 1)  # standard output is for vectors
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-    try:
-        if isinstance(role, int):
-            _tokenize(TokenizationStage(job, model, buffers), links, role)
-        else:
-            _encode(job, model, buffers, links, role)
-    except (EngineError, BulkError) as error:
-        links.put(str(error))
-    except MemoryError:
-        links.put(f"not enough memory for {model.model_id}")
-    except Exception as error:  # noqa: BLE001 - the user gets one sentence for any error
-        name = multiprocessing.current_process().name
-        links.put(f"internal error in {name}: {type(error).__name__}: {error}")
-    os._exit(0)  # without waiting for threads
-
-
-def _end_with_parent() -> None:
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        parent.join()
-    os._exit(0)
-
-
-def _tokenize(stage: TokenizationStage, links: Links, number: int) -> None:
-    links.put({})
-    while True:
-        name, block = links.tokenizers[number].get()
-        getattr(stage, name)(block)
-        if name == "tokenize" and block.texts:
-            links.engines.put(block)
-        else:
-            links.put(block)
-
-
-def _encode(job: Job, model: Model, buffers: SharedBuffers, links: Links, options: Mapping[str, Any]) -> None:
-    encoder = load_encoder(model, **options)
-    stage = EngineStage(job, model, encoder, buffers)
-    links.put({"encoder": encoder.name, "device": encoder.device.partition(":")[0], "dtype": encoder.dtype})
-    # One block finishes, one is encoded, one waits; the others are for whichever engine is free next.
-    waiting: queue.Queue[Block] = queue.Queue(1)
-    threading.Thread(target=_receive, args=(links, waiting), daemon=True).start()
-    for block in stage.encode(_blocks(waiting)):
-        links.tokenizers[block.tokenizer].put(("format", block))
-
-
-def _receive(links: Links, waiting: queue.Queue[Block]) -> None:
-    while True:
-        waiting.put(links.engines.get())
-
-
-def _blocks(waiting: queue.Queue[Block]) -> Iterator[Block | None]:
-    while True:
-        if waiting.empty():
-            yield None
-        yield waiting.get()

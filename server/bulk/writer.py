@@ -3,25 +3,22 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import fcntl
 import os
-import re
 import shutil
-import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import orjson
 
-from embert.engine import Model
-from embert.server.bulk.job import Block, BulkError, CannotResume, Job, OutputFormat, require_pyarrow
+from embert.server.bulk.job import Block, BulkError, CannotResume, OutputFormat, require_pyarrow
 from embert.server.bulk.reader import partial_files
+from embert.server.bulk.resume import check_manifest, replace_json, sync_folder
 from embert.server.bulk.rows import Layout
 
-_SAVE_INTERVAL_S = 1.0  # between two syncs of a file that grows
 _WRITE_BYTES = 256 << 10  # per call: for more, the system may search a long time for contiguous memory
 
 
@@ -35,7 +32,8 @@ class Writer(ABC):
     digest = ""  # of the input that they are from
     completed = 0  # texts that a crash would not lose
 
-    def begin(self, manifest: dict[str, Any], layout: Layout, *, resume: bool) -> None:  # noqa: B027 - optional
+    @abstractmethod
+    def begin(self, manifest: dict[str, Any], layout: Layout, *, resume: bool) -> None:
         """Continue after the completed rows, or start from the beginning.
 
         Raises CannotResume where the completed rows were made from another manifest.
@@ -45,27 +43,43 @@ class Writer(ABC):
     def write(self, block: Block, content: bytes | memoryview) -> None:
         """Write the next block."""
 
-    def finish(self) -> None:  # noqa: B027 - optional
+    @abstractmethod
+    def finish(self) -> None:
         """Complete the output. An empty input has a file without rows."""
 
     def __enter__(self) -> Writer:
         return self
 
-    def __exit__(self, *_: object) -> None:  # noqa: B027 - optional
-        """Close the output."""
+    @abstractmethod
+    def __exit__(self, *_: object) -> None: ...
 
 
 class StreamWriter(Writer):
     """JSON lines to a stream that cannot be replaced: standard output, a pipe, a device. It cannot be resumed."""
 
     def __init__(self, stream: BinaryIO, name: str) -> None:
+        stream.flush()
         self._stream, self._name = stream, name
+
+    def begin(self, manifest: dict[str, Any], layout: Layout, *, resume: bool) -> None:
+        """Start from the beginning, as every run does."""
+        del manifest, layout, resume
+
+    def finish(self) -> None:
+        return
+
+    def __exit__(self, *_: object) -> None:
+        return
 
     def write(self, block: Block, content: bytes | memoryview) -> None:  # noqa: ARG002 - other writers count its rows
         """Write a block."""
         with write_errors(self._name):
-            self._stream.write(content)
-            self._stream.flush()
+            try:
+                descriptor = self._stream.fileno()
+            except OSError:  # such as a test's own
+                self._stream.write(content)
+            else:  # unbuffered: a thread that waits for a reader would hold the buffer's lock at the end of the process
+                _write_all(descriptor, content)
 
 
 class FileWriter(Writer):
@@ -78,7 +92,7 @@ class FileWriter(Writer):
 
     A block is complete once the state counts it, after an fsync of its bytes; a resumed run truncates the rest. The
     state counts a complete file before the file gets its name, and a resumed run repeats that if a crash came between.
-    OUTPUT.partial, or the folder, is locked while a run writes.
+    A thread does all this, and only it changes the state. OUTPUT.partial, or the folder, is locked while a run writes.
     """
 
     def __init__(
@@ -99,8 +113,10 @@ class FileWriter(Writer):
         self._format, self.shard_rows = format_, shard_rows
         self._manifest: dict[str, Any] = {}
         self._files: list[dict[str, Any]] = []  # complete: name, texts, bytes
-        self._descriptor, self._size = -1, 0  # the current file's partial file; -1: it is not begun
-        self._saved_at = 0.0
+        self._number = 0  # of the current file
+        self._descriptor, self._size = -1, 0  # its partial file; -1: it is not begun
+        self._thread = ThreadPoolExecutor(1, "embert-commit")
+        self._commit: Future[None] | None = None
         self._is_new_folder = bool(shard_rows) and not self._path.exists()
         if shard_rows:
             Path(path).mkdir(exist_ok=True)
@@ -149,10 +165,8 @@ class FileWriter(Writer):
             self.rows, self.digest, self.is_finished = int(state["rows"]), state["digest"], state["finished"]
         except (ValueError, KeyError, TypeError):
             raise CannotResume(f"{self._state_path} is damaged") from None
-        for name in {**before, **self._manifest}:
-            if (old := before.get(name)) != (new := self._manifest.get(name)):
-                raise CannotResume(f"{name} was {old!r} in {self._path}, and is {new!r}")
-        self._files = files
+        check_manifest(before, self._manifest, self._path)
+        self._files, self._number = files, len(files)
         if files:
             self._rename_last()
         for file, file_size in sizes.items():
@@ -160,12 +174,11 @@ class FileWriter(Writer):
                 raise CannotResume(f"{file} is missing or has changed")
         if size is not None:
             self._open(size)
-            if self._is_full():
-                self._complete()
+            self._end_full_shard()
 
     def _open(self, size: int) -> None:
         """Open the current file, of which `size` bytes are complete."""
-        partial, _, _ = self._paths(len(self._files))
+        partial, _, _ = self._paths(self._number)
         with write_errors(partial):
             self._descriptor = os.open(partial, os.O_RDWR | os.O_CREAT, 0o666)
             if os.fstat(self._descriptor).st_size < size:
@@ -175,10 +188,8 @@ class FileWriter(Writer):
         self._size = size or self._append(self._layout.header(0))
 
     def _append(self, content: bytes | memoryview) -> int:
-        view = memoryview(content)
-        with write_errors(self._paths(len(self._files))[0]):
-            while view:
-                view = view[os.write(self._descriptor, view[:_WRITE_BYTES]) :]
+        with write_errors(self._paths(self._number)[0]):
+            _write_all(self._descriptor, content)
         return len(content)
 
     def write(self, block: Block, content: bytes | memoryview) -> None:
@@ -189,41 +200,50 @@ class FileWriter(Writer):
         # Without a call, so that Ctrl-C comes before or after all of it.
         self._size, self.texts, self.rows = size, self.texts + block.texts, self.rows + block.rows
         self.digest = block.digest
-        if self._is_full():
-            self._complete()
-        elif time.monotonic() - self._saved_at > _SAVE_INTERVAL_S:
-            self._sync(self._descriptor)
+        if not self._end_full_shard() and (self._commit is None or self._commit.done()):
+            self._raise_commit_error()
+            self._commit = self._thread.submit(self._save, self._descriptor, self._state())
 
     def finish(self) -> None:
         """Complete the output."""
         if self._descriptor >= 0:
-            self._complete()
+            self._end()
+        self._raise_commit_error()
         if not self.shard_rows:
             self._state_path.unlink(missing_ok=True)  # nothing is left to resume
         elif not self.is_finished:
-            self._save(None, finished=True)
+            self._write_state(self._state() | {"bytes": None, "finished": True})
         self.is_finished = True
 
-    def _is_full(self) -> bool:
-        return bool(self.shard_rows and self.rows and self.rows % self.shard_rows == 0)
+    def _end_full_shard(self) -> bool:
+        is_full = bool(self.shard_rows and self.rows and self.rows % self.shard_rows == 0)
+        if is_full:
+            self._end()
+        return is_full
 
-    def _complete(self) -> None:
-        """Make a file of the output from its partial file. For a moment a Parquet file needs the disk twice."""
-        partial, ready, target = self._paths(len(self._files))
-        texts = self.texts - sum(file["texts"] for file in self._files)
+    def _end(self) -> None:
+        """Let the thread complete the current file, once the one before it is complete."""
+        self._raise_commit_error()
         descriptor, self._descriptor = self._descriptor, -1
+        self._commit = self._thread.submit(self._complete, self._number, descriptor, self._state())
+        self._number += 1
+
+    def _complete(self, number: int, descriptor: int, state: dict[str, Any]) -> None:
+        """Make a file of the output from its partial file. For a moment a Parquet file needs the disk twice."""
+        partial, ready, target = self._paths(number)
+        texts = state["texts"] - sum(file["texts"] for file in self._files)
         try:
-            self._sync(descriptor)
+            self._save(descriptor, state)
             with write_errors(partial):
                 if self._format == "parquet":
-                    self._convert(partial, ready)
+                    self._convert(partial, state["bytes"], ready)
                 else:
                     os.pwrite(descriptor, self._layout.header(texts), 0)
                     os.fsync(descriptor)
         finally:
             os.close(descriptor)
         self._files.append({"name": target.name, "texts": texts, "bytes": ready.stat().st_size})
-        self._save(None, finished=not self.shard_rows)
+        self._write_state(state | {"bytes": None, "finished": not self.shard_rows})
         with write_errors(target):
             self._rename_last()
 
@@ -234,20 +254,18 @@ class FileWriter(Writer):
             if target.exists():
                 shutil.copymode(target, ready)
             ready.replace(target)
-            folder = os.open(target.parent, os.O_RDONLY | os.O_DIRECTORY)
-            os.fsync(folder)  # of the name
-            os.close(folder)
+            sync_folder(target.parent)
             if ready == partial:  # the name may be another run's by now
                 return
         partial.unlink(missing_ok=True)
 
-    def _convert(self, partial: Path, target: Path) -> None:
+    def _convert(self, partial: Path, size: int, target: Path) -> None:
         """Make a Parquet file from the Arrow streams of blocks."""
         pa = require_pyarrow("pyarrow", "Parquet")
         try:
             with target.open("wb") as file, pa.OSFile(str(partial)) as streams:
                 with self._layout.parquet_writer(file) as parquet:
-                    while streams.tell() < self._size:
+                    while streams.tell() < size:
                         for batch in pa.ipc.open_stream(streams):
                             parquet.write_batch(batch)
                 file.flush()
@@ -258,36 +276,35 @@ class FileWriter(Writer):
                 raise BulkError(f"{partial} is damaged: {error}; {self.restart_hint}") from None
             raise
 
-    def _sync(self, descriptor: int) -> None:
-        """Make everything that is written durable."""
+    def _state(self) -> dict[str, Any]:
+        names = "texts", "rows", "digest"
+        state = {"manifest": self._manifest, "finished": False} | {name: getattr(self, name) for name in names}
+        return state | {"bytes": self._size}  # of the partial file; None: there is none
+
+    def _save(self, descriptor: int, state: dict[str, Any]) -> None:
+        """Make everything up to `state` durable; called by one thread at a time."""
         with write_errors(self._state_path):
             os.fsync(descriptor)
-        self._save(self._size)
-        self.completed, self._saved_at = self.texts, time.monotonic()
+        self._write_state(state)
+        self.completed = state["texts"]
 
-    def _save(self, size: int | None, *, finished: bool = False) -> None:
-        """Replace the state. `size` bytes of the current file are complete; None: it is not begun."""
-        state = {"manifest": self._manifest, "finished": finished, "texts": self.texts, "rows": self.rows}
-        state |= {"digest": self.digest, "bytes": size, "files": self._files}
-        new = self._state_path.with_name(self._state_path.name + ".new")
-        try:
-            with write_errors(self._state_path), new.open("wb") as file:
-                file.write(orjson.dumps(state, option=orjson.OPT_INDENT_2))
-                file.flush()
-                os.fsync(file.fileno())
-                new.replace(self._state_path)
-        except BaseException:
-            new.unlink(missing_ok=True)
-            raise
+    def _write_state(self, state: dict[str, Any]) -> None:
+        with write_errors(self._state_path):
+            replace_json(self._state_path, state | {"files": self._files})
+
+    def _raise_commit_error(self) -> None:
+        if self._commit is not None:
+            self._commit.result()
 
     def __exit__(self, *_: object) -> None:
+        self._thread.shutdown()
         if self._descriptor >= 0:
             if self.texts > self.completed:
                 with contextlib.suppress(BulkError):  # what was complete before still is
-                    self._sync(self._descriptor)
+                    self._save(self._descriptor, self._state())
             os.close(self._descriptor)
         if not self._state_path.exists() and not self.is_finished:  # there is nothing to continue
-            self._paths(len(self._files))[0].unlink(missing_ok=True)
+            self._paths(self._number)[0].unlink(missing_ok=True)
             if self._is_new_folder:
                 with contextlib.suppress(OSError):
                     self._path.rmdir()
@@ -296,14 +313,22 @@ class FileWriter(Writer):
 
 def _open_locked(path: Path, flags: int) -> int:
     """Open and lock a file or folder."""
-    descriptor = os.open(path, flags, 0o666)
-    with contextlib.suppress(OSError):
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    while True:
+        descriptor = os.open(path, flags, 0o666)
+        if not _lock(descriptor):
+            os.close(descriptor)
+            raise BulkError(f"another run is writing {path}")
         # A run that ended between the two steps has renamed the file to the output.
-        if os.path.samestat(os.fstat(descriptor), path.stat()):
-            return descriptor
-    os.close(descriptor)
-    raise BulkError(f"another run is writing {path}")
+        with contextlib.suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(descriptor), path.stat()):
+                return descriptor
+        os.close(descriptor)
+
+
+def _write_all(descriptor: int, content: bytes | memoryview) -> None:
+    view = memoryview(content)
+    while view:
+        view = view[os.write(descriptor, view[:_WRITE_BYTES]) :]
 
 
 @contextlib.contextmanager
@@ -317,19 +342,10 @@ def write_errors(path: Path | str) -> Iterator[None]:
         raise BulkError(f"{path} cannot be written: {error.strerror or error}") from None
 
 
-def run_manifest(
-    job: Job, model: Model, engines: Sequence[Mapping[str, str]], shard_rows: int | None
-) -> dict[str, Any]:
-    """Everything that the output depends on except the input. `engines` has the encoder, device and dtype of each."""
-    manifest: dict[str, Any] = {"model": model.model_id, "revision": model.revision, "pooling": model.pooling}
-    # Neither the number of devices nor their indices: any free engine takes a block.
-    manifest |= {name: sorted({engine[name] for engine in engines}) for name in ("encoder", "device", "dtype")}
-    manifest |= dataclasses.asdict(job) | {"task": job.task.name, "schema": job.schema.hex(), "shard_texts": shard_rows}
-    if not re.fullmatch("[0-9a-f]{40}", model.revision or ""):  # a commit identifies the files
-        # Modules, heads and adapters have their own folders.
-        for folder in [model.folder, *([] if model.base is None else [model.base])]:
-            for path in sorted(folder.rglob("*")):
-                if path.suffix in (".json", ".safetensors", ".txt"):
-                    size, changed = path.stat().st_size, path.stat().st_mtime_ns
-                    manifest[str(path.relative_to(folder.parent))] = f"{size} bytes, changed at {changed} ns"
-    return manifest
+def _lock(descriptor: int) -> bool:
+    """Lock a file or folder; False if another run has it."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from embert.engine import Engine
-from embert.server.bulk.job import BulkError, Chunk, InputFormat, Job
+from embert.server.bulk.job import Block, BulkError, InputFormat, Job
 from embert.server.bulk.reader import Reader, input_format
 from embert.server.bulk.rows import ParsedRows, parse
 from embert.server.config import ConfigError
@@ -35,10 +35,10 @@ def read_format(arguments: argparse.Namespace, files: Sequence[str]) -> InputFor
     return format_
 
 
-def read_rows(source: Reader, job: Job) -> Iterator[tuple[Chunk, ParsedRows]]:
+def read_rows(source: Reader, job: Job) -> Iterator[tuple[Block, ParsedRows]]:
     """Yields all blocks of rows. Raises BulkError for the first row that has no text, with its file and number."""
     for chunk in source.chunks():
-        rows = parse(job, chunk.payload)
+        block, rows = Block(0, chunk.rows, chunk.ranges), parse(job, chunk.payload)
         for row, reason in rows.invalid.items():
-            raise BulkError(f"{chunk.location(row)} {reason}")
-        yield chunk, rows
+            raise BulkError(f"{block.location(row)} {reason}")
+        yield block, rows

@@ -16,7 +16,7 @@ from embert.engine.entities import DEFAULT_IGNORED
 from embert.engine.errors import InputError
 from embert.engine.heads.zero_shot import TEMPLATE
 from embert.engine.tasks import Task
-from embert.server.bulk.job import BulkError, Chunk, Job
+from embert.server.bulk.job import Block, BulkError, Job
 from embert.server.bulk.reader import expand, open_input
 from embert.server.bulk.rows import ColumnError, ParsedRows, json_lines
 from embert.server.bulk.writer import write_errors
@@ -79,12 +79,12 @@ def _run(arguments: argparse.Namespace, task: Task, label: Labeler) -> None:
     with load_engine(arguments) as engine:
         label(engine, [])  # options that the model does not take are reported before any text is read
         with tqdm(unit=" texts", disable=arguments.quiet or None, leave=False) as bar:
-            for chunk, rows in read_rows(source, job):
-                _write(job, chunk, rows, _label_rows(chunk, rows, engine, label))
+            for block, rows in read_rows(source, job):
+                _write(job, block, rows, _label_rows(block, rows, engine, label))
                 bar.update(len(rows.texts))
 
 
-def _label_rows(chunk: Chunk, rows: ParsedRows, engine: Engine, label: Labeler) -> Results:
+def _label_rows(block: Block, rows: ParsedRows, engine: Engine, label: Labeler) -> Results:
     """Labels the texts. Raises BulkError for the first text that is refused, with its file and number."""
     try:
         return label(engine, rows.texts)
@@ -93,18 +93,18 @@ def _label_rows(chunk: Chunk, rows: ParsedRows, engine: Engine, label: Labeler) 
             try:
                 label(engine, [text])
             except InputError as error:
-                raise BulkError(f"{chunk.location(row)} {error.reason}") from None
+                raise BulkError(f"{block.location(row)} {error.reason}") from None
         raise
 
 
-def _write(job: Job, chunk: Chunk, rows: ParsedRows, results: Results) -> None:
+def _write(job: Job, block: Block, rows: ParsedRows, results: Results) -> None:
     (name,) = job.vector_columns
     with write_errors("standard output"):
         try:
             outputs = ({name: [_json_fields(item) for item in items]} for items in results)
             sys.stdout.buffer.writelines(json_lines(job, rows, outputs))
         except ColumnError as error:
-            raise BulkError(f"{chunk.location(error.row)}: {error}") from None
+            raise BulkError(f"{block.location(error.row)}: {error}") from None
         sys.stdout.buffer.flush()
 
 

@@ -20,7 +20,6 @@ import pyarrow.parquet
 
 from embert.engine import load_model
 from embert.engine.batch import TaskOutput
-from embert.server.bulk import writer
 from embert.server.bulk.job import Block, Job
 from embert.server.bulk.rows import Layout, ParsedRows
 from embert.server.bulk.writer import FileWriter
@@ -88,7 +87,6 @@ def run(kind: str, path: str, steps: int, *, resume: bool) -> None:
         setattr(os, name, counted(getattr(os, name)))
     for name in ("replace", "rename", "unlink"):
         setattr(Path, name, counted(getattr(Path, name)))
-    writer._SAVE_INTERVAL_S = 0
     parquet = kind == "parquet"
     schema = pyarrow.schema([("text", pyarrow.string())]).serialize().to_pybytes()
     job = Job(dimensions=COLUMNS, output_format="parquet", schema=schema) if parquet else JOB
@@ -102,7 +100,7 @@ def run(kind: str, path: str, steps: int, *, resume: bool) -> None:
             if parquet:
                 parsed = ParsedRows([f"{number}.{row}" for row in range(ROWS)], range(ROWS))
                 content = layout.format(parsed, TaskOutput.one_each(values))
-            output.write(Block(number, ROWS, str(number), texts=ROWS), content)
+            output.write(Block(number, ROWS, texts=ROWS, digest=str(number)), content)
         output.finish()
 
 

@@ -8,16 +8,18 @@ import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from unittest import mock
 
 import pytest
 
 from embert.server.cli.main import main
-from tests.server.bulk.forks import fork
+from tests.server.bulk.forks import Fork
 from tests.server.live import ROOT, STAND_IN, environment
 
 BLOCK = 256  # texts of a block, so that a few blocks take no time
 _LIMIT = "embert.server.bulk.job.BLOCK_TEXTS"
+_FORKS = SimpleNamespace(Popen=Fork, DEVNULL=subprocess.DEVNULL, TimeoutExpired=subprocess.TimeoutExpired)
 _PROGRAM = f"""
 import embert.server.bulk.job as job
 from embert.server.cli.main import main
@@ -34,7 +36,7 @@ def embedded(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
         contextlib.redirect_stdout(out),
         contextlib.redirect_stderr(err),
         mock.patch(_LIMIT, BLOCK),
-        mock.patch("embert.server.bulk.run._PROCESSES.Process", fork),
+        mock.patch("embert.server.bulk.worker.subprocess", _FORKS),
         pytest.raises(SystemExit) as ended,
     ):
         main(("embed", "-q", *map(str, arguments), *STAND_IN))

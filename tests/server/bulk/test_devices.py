@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import signal
+import sys
 from pathlib import Path
 
 import numpy as np
 import psutil
 import pytest
 
+from embert.engine import load_model
+from embert.server.bulk.job import Block, BulkError, Job, RowRange, SharedBuffers
+from embert.server.bulk.worker import WorkerConfig, WorkerProcess
 from tests.server.bulk.running import BLOCK, embed, embedded, fed, started
 from tests.server.live import until
 
@@ -36,9 +40,8 @@ def into(target: Path) -> list[str]:
 
 
 def processes(pid: int) -> list[psutil.Process]:
-    """The run's workers: engine processes first, as they are started."""
-    workers = [child for child in psutil.Process(pid).children() if "spawn_main" in "".join(child.cmdline())]
-    return sorted(workers, key=lambda child: child.create_time())
+    """The run's children: engine processes first, as they are started."""
+    return sorted(psutil.Process(pid).children(), key=lambda child: child.create_time())
 
 
 def test_two_devices_share_the_blocks_and_write_what_one_writes(texts: Path, whole: Path, tmp_path: Path) -> None:
@@ -92,6 +95,24 @@ def test_many_tokenization_processes_write_what_one_writes(tmp_path: Path) -> No
     texts.write_text("".join(f"{line}\n" for line in lines[300:400]))  # blocks that are cut elsewhere
     embed("--dimensions", "16", "-f", texts, "-o", some)
     assert np.array_equal(np.load(one)[300:400], np.load(some))
+
+
+def test_a_process_that_is_stopped_is_killed_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    buffers = SharedBuffers.create(1)
+    config = WorkerConfig(Job(), load_model(), buffers.descriptors, sys.path)
+    worker = WorkerProcess("tokenization process 0", config, {})
+    try:
+        worker.wait_ready()
+        monkeypatch.setattr("embert.server.bulk.worker._SILENCE_S", 1)
+        psutil.Process(worker.pid).suspend()
+        block = Block(0, 7, (RowRange("a.txt", 1, 7, "line"),), buffer=0)
+        with pytest.raises(BulkError, match=r"^tokenization process 0 was ended.*a\.txt line 1 to a\.txt line 7"):
+            worker.run("tokenize", block)
+        worker.join()
+        assert not psutil.pid_exists(worker.pid)
+    finally:
+        worker.kill()
+        buffers.close()
 
 
 @pytest.mark.parametrize(

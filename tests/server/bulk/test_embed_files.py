@@ -230,7 +230,9 @@ def test_a_folder_of_another_run_is_not_overwritten(folder: Path, tmp_path: Path
 
     again = f"remove {tmp_path / 'out'}"
     assert "holds the shards of another run; add --resume to continue it" in refused()
-    assert f"shard_texts was 120 in {tmp_path}/out, and is 100; {again}" in refused("--resume", "--shard-texts", "100")
+    assert f"--shard-texts was 120 in {tmp_path}/out, and is 100; {again}" in refused(
+        "--resume", "--shard-texts", "100"
+    )
     other = folder / "other.parquet"
     changed = [row | {"text": "other"} if row["id"] == 60 else row for row in ROWS]
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(changed), other, row_group_size=70)

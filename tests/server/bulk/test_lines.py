@@ -73,7 +73,7 @@ def test_a_block_is_bounded_in_bytes(tmp_path: Path) -> None:
     (tmp_path / "lines").write_text(f"{'b' * (BLOCK_BYTES - 3)}\nc\nd\n{huge}\ne\n")
     source = LineReader([str(tmp_path / "lines")], Job())
     found = blocks(source, 100)
-    assert [len(block) for block in found] == [1, 2, 1, 1]
+    assert [len(block) for block in found] == [2, 1, 1, 1]
     assert found[2] == [huge]
 
 

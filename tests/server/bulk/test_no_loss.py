@@ -10,14 +10,18 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import numpy as np
 import pyarrow
 import pyarrow.parquet
 import pytest
+from safetensors.numpy import save_file
 
 from embert.engine import Model, load_model
+from embert.server.bulk import writer
 from embert.server.bulk.job import Block, BulkError, CannotResume, Job
+from embert.server.bulk.resume import check_manifest, run_manifest
 from embert.server.bulk.rows import ColumnError, Layout, json_lines, parse
-from embert.server.bulk.writer import FileWriter, run_manifest
+from embert.server.bulk.writer import FileWriter
 from tests.server.bulk.running import BLOCK, COMMAND, embed, embedded
 from tests.server.live import ROOT, environment
 
@@ -37,13 +41,16 @@ def test_a_run_that_waited_for_another_ones_lock_leaves_its_output(
 ) -> None:
     """The first run renames the file that the second has open."""
     target = tmp_path / "out.jsonl"
+    locked = writer._lock
 
-    def renamed_meanwhile(descriptor: int, _: int) -> None:
-        os.write(descriptor, b"the first run's\n")
-        Path(f"{target}.partial").rename(target)
+    def renamed_meanwhile(descriptor: int) -> bool:
+        if not target.exists():
+            os.write(descriptor, b"the first run's\n")
+            Path(f"{target}.partial").rename(target)
+        return locked(descriptor)
 
-    monkeypatch.setattr("embert.server.bulk.writer.fcntl.flock", renamed_meanwhile)
-    with pytest.raises(BulkError, match="another run is writing"):
+    monkeypatch.setattr(writer, "_lock", renamed_meanwhile)
+    with pytest.raises(BulkError, match="--overwrite"):
         FileWriter(str(target), "jsonl")
     assert target.read_text() == "the first run's\n"
 
@@ -75,15 +82,28 @@ def test_a_change_in_a_modules_folder_is_a_change_of_the_model(tmp_path: Path) -
     weights = tmp_path / "2_Dense" / "model.safetensors"
     weights.write_bytes(b"1")
     model = cast("Model", SimpleNamespace(model_id="m", revision=None, folder=tmp_path, base=None, pooling="mean"))
-    output = str(tmp_path.with_name("out.npy"))
-    for content in (b"1", b"12"):
-        weights.write_bytes(content)
-        os.utime(weights, ns=(1, 1))
-        with FileWriter(output, "npy", resume=True) as writing:
-            raises = pytest.raises(CannotResume, match=r"2_Dense/model\.safetensors")
-            with raises if content == b"12" else contextlib.nullcontext():
-                writing.begin(run_manifest(Job(), model, [], None), Layout(Job(), load_model()), resume=True)
-                writing.write(Block(0, 1, texts=1), b"1234")
+    before = run_manifest(Job(), model, [], None)
+    check_manifest(before, run_manifest(Job(), model, [], None), tmp_path)
+    weights.write_bytes(b"12")
+    with pytest.raises(CannotResume, match=r"2_Dense/model\.safetensors"):
+        check_manifest(before, run_manifest(Job(), model, [], None), tmp_path)
+
+
+def test_weights_that_are_swapped_are_noticed(tmp_path: Path) -> None:
+    """Size and time of change are the same."""
+    path = tmp_path / "model.safetensors"
+    model = cast("Model", SimpleNamespace(model_id="m", revision=None, folder=tmp_path, base=None, pooling="mean"))
+
+    def manifest(weight: float) -> dict[str, Any]:
+        tensors = {"a": np.zeros((512, 512), np.float32), "b": np.full(8, weight, np.float32)}
+        save_file(tensors, path)
+        os.utime(path, ns=(1, 1))
+        return run_manifest(Job(), model, [], None)
+
+    before = manifest(1)
+    check_manifest(before, manifest(1), tmp_path)
+    with pytest.raises(CannotResume, match=r"model\.safetensors"):
+        check_manifest(before, manifest(2), tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from embert.server.bulk.job import BulkError, Job
+from embert.server.bulk.job import Block, BulkError, Job
 from embert.server.bulk.reader import LineReader, ParquetReader
 from embert.server.bulk.rows import ColumnError, json_lines, parse
 
@@ -64,7 +64,8 @@ def test_places_of_rows(tmp_path: Path) -> None:
     source.read(7)
     piece = source.read(5)
     assert piece is not None
-    assert [piece.location(row).removeprefix(f"{tmp_path}/") for row in range(5)] == [
+    block = Block(0, piece.rows, piece.ranges)
+    assert [block.location(row).removeprefix(f"{tmp_path}/") for row in range(5)] == [
         "a.parquet row 8", "a.parquet row 9", "a.parquet row 10", "b.parquet row 1", "b.parquet row 2",
     ]  # fmt: skip
 

@@ -160,7 +160,7 @@ def test_embed_resumes_only_what_it_would_have_made_itself(texts: Path, tmp_path
         assert "omit --resume" in err
         return err
 
-    assert "dimensions was 8 in" in refused("--dimensions", "9")
+    assert "--dimensions was 8 in" in refused("--dimensions", "9")
     texts.write_bytes(good.replace(b"text 17\n", b"another\n"))
     assert f"the first {BLOCK} lines of" in refused()
     texts.write_bytes(good)
