@@ -251,8 +251,10 @@ class _Reference:
                 curve: Floats = _erf(x / math.sqrt(2)).astype(np.float32)
             case "silu":  # x times its logistic function
                 curve = np.tanh(half * x)
-            case _:  # the tanh approximation of Hendrycks and Gimpel, "Gaussian Error Linear Units", 2016
+            case "gelu_tanh":  # the approximation of Hendrycks and Gimpel, "Gaussian Error Linear Units", 2016
                 curve = np.tanh(math.sqrt(2 / math.pi) * (x + np.float32(0.044715) * x**3))
+            case other:
+                raise ValueError(f"no activation {other!r}")
         y: Floats = half * x * (one + curve)
         return y
 

@@ -42,7 +42,7 @@ FILL_SHARE, FILL_S = 0.25, 0.005
 # While interactive requests come, a batch of only low-priority requests takes SHORT_S, or SHORT_FIXED times its fixed
 # time: shorter ones would cost throughput.
 SHORT_S, SHORT_FIXED = 0.04, 5.0
-INTERACTIVE_MEMORY_S = 10.0  # device time of batches after an interactive request, in which another one is expected
+INTERACTIVE_DEVICE_S = 10.0  # device time of batches after an interactive request, in which another one is expected
 
 
 @dataclass(slots=True)
@@ -72,7 +72,7 @@ class Scheduler:
         self._models: dict[Hashable, ModelQueue] = {}
         self._batches_before_low_priority = 0  # in a row, while low-priority requests waited
         self._served_s = [0.0, 0.0]  # of the last lane of each priority, before its batch
-        self._since_interactive_s = INTERACTIVE_MEMORY_S  # device time of batches since an interactive request came
+        self._since_interactive_s = INTERACTIVE_DEVICE_S  # device time of batches since an interactive request came
         self._deadlines: list[tuple[float, int, Hashable]] = []  # a heap; finished requests stay in it for a while
         self._deadlines_max = 1024
         self._numbers = count()  # so that the heap never compares keys
@@ -212,7 +212,7 @@ class Scheduler:
 
     def _low_priority_tokens(self, limits: BatchLimits) -> int:
         """Tokens of a batch of only low-priority requests: short while interactive requests come."""
-        if self._since_interactive_s >= INTERACTIVE_MEMORY_S:
+        if self._since_interactive_s >= INTERACTIVE_DEVICE_S:
             return limits.tokens
         short_s = max(SHORT_S, SHORT_FIXED * limits.cost.fixed_s)
         return min(limits.tokens, limits.cost.tokens_within(short_s))

@@ -105,6 +105,8 @@ def check_layers(model: Model) -> None:
         _refuse(model, f"has inputs of layers of {columns}")
     if _stretches(config):
         _refuse(model, "stretches rotary positions by each text's length")
+    if config.activation == "silu" and not config.gated:
+        _refuse(model, "has silu in a feed-forward network without a gate")
     if _sees_only_itself(config):
         _refuse(model, "has windows of one token")
     if marker_decider(model) is not None and adds_types(config):

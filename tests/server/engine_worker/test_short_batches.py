@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from embert.server.engine_worker.lanes import Request
-from embert.server.engine_worker.scheduler import INTERACTIVE_MEMORY_S, SHORT_S
+from embert.server.engine_worker.scheduler import INTERACTIVE_DEVICE_S, SHORT_S
 from tests.server.engine_worker.schedulers import next_batch, scheduler_of
 
 FIXED_S, TOKEN_S, BATCH = 0.003, 0.00025, 2048  # MiniLM on two CPU cores: a full batch takes 0.5 s
@@ -49,4 +49,4 @@ def test_batches_of_low_priority_are_full_where_no_interactive_requests_come() -
         seconds.append(FIXED_S + batch.tokens * TOKEN_S)
     assert tokens[0] == QUERY
     assert max(seconds[:-1]) <= SHORT_S
-    assert sum(seconds[:-1]) == pytest.approx(INTERACTIVE_MEMORY_S, abs=2 * SHORT_S)
+    assert sum(seconds[:-1]) == pytest.approx(INTERACTIVE_DEVICE_S, abs=2 * SHORT_S)
