@@ -30,7 +30,7 @@ AHEAD_S = 0.0015  # the responses of a batch take the host 0.1 to 1.5 ms
 LEAD_MIN_S = 0.0005
 LEAD_SHARE = 0.15  # of the time left
 LEAD_TIME_LEFT_MAX_S = 0.1  # with a longer batch the gap does not matter, and an error would cost more
-FULL_LEAD_S = 0.0015  # time for interactive requests to arrive, without an idle gap on the device
+FULL_LEAD_S = 0.002  # time for interactive requests to arrive, without an idle gap on the device
 _ENDED_S = 0.0003  # before its expected end, from when a batch counts as ended: less than its responses take
 
 _ID_BYTES = 4  # int32
@@ -181,7 +181,7 @@ class InFlightBatch:
     expected_end: float = 0.0  # of this and all before it
     ended: float = 0.0
     seconds: float = 0.0  # device time
-    awaited_end: float = 0.0  # the expected end shortly before which the next batch was submitted; 0: none was
+    lead_s: float = 0.0  # from the submission of the next batch to the expected end; 0: none was submitted that way
     rows: dict[Task, TaskOutput] | EncoderError | None = None  # set when it has ended; None: the encoder was lost
     is_low_priority: bool = field(init=False)  # it has no text of an interactive request
 

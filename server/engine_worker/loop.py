@@ -38,7 +38,6 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 SHORT_WAIT_S = 0.001  # for the encoder, during which the sockets may stay unread
-SEEN_S = 0.0001  # a wait for a batch of more than that ends with the batch
 RESPONSES_MAX_S = 0.01  # longest time of responses that counts: a pause of the machine counts little
 IDLE_WRITE_S = 0.001  # without work, after which metrics are written: then nothing waits for that
 BUSY_INTERVAL_S = 1.0  # between updates of the gauge
@@ -168,13 +167,11 @@ class EngineLoop:
         ahead of the end of a batch so short that most of the time to gather requests would be lost.
         """
         work = self._work
-        now = time.monotonic()
-        lead_s = work.lead_s(now, full=self._queue.full)
+        lead_s = work.lead_s(time.monotonic(), full=self._queue.full)
         if not lead_s:
             return
-        left_s = work.left_s(now)
-        work.in_flight[0].awaited_end = now + left_s
-        time.sleep(max(0.0, left_s - lead_s))
+        work.in_flight[0].lead_s = lead_s
+        time.sleep(max(0.0, work.left_s(time.monotonic()) - lead_s))
         self._follow(full=False)
 
     def _follow(self, *, full: bool, low_priority: bool = True) -> bool:
@@ -242,11 +239,8 @@ class EngineLoop:
         self._work.note_end(flight)
         flight.seconds = self._busy.add(flight.started, flight.ended)
         self._metrics.models[flight.model.name].busy_s += flight.seconds
-        if flight.ended - wait_began > SEEN_S:
-            if flight.awaited_end:
-                flight.model.throughput.note_prediction(flight.seconds, flight.batch.counted)
-        elif wait_began < flight.awaited_end:
-            flight.model.throughput.shorten_predictions()
+        if flight.lead_s:
+            flight.model.throughput.note_prediction(too_long=flight.ended - wait_began < flight.lead_s / 5)
 
     def _settle(self, flight: InFlightBatch) -> None:
         """Count a batch that has ended, and send its rows or retry its halves."""

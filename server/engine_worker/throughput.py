@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 
 _MEMORY = 10.0  # batches of one size that are remembered
 _OUTLIER = 2.0  # limit of a duration, as a multiple of recent ones of that size
-_LONGEST = 2.0  # limit of a prediction, as a multiple of the calibrated time
 _SHORTEST = 0.5  # limit of what is learned, as a share of the calibrated time: the machine may have been busy then
 _LEAST_WEIGHT = 0.05  # of full batches long ago; of smaller ones in proportion to their tokens
 
@@ -59,7 +58,7 @@ class ThroughputEstimate:
     _shortest: tuple[float, float] = (0.0, 0.0)  # what `calibrate` measured, as `_line`
     _sizes: dict[int, _Size] = field(default_factory=dict)  # see `_size`
     _batches: int = 0
-    _share: float = 1.0  # of the calibrated time; the prediction
+    _share: float = 1.0  # of the shortest time; the prediction
 
     @property
     def tokens_per_s(self) -> float:
@@ -132,25 +131,18 @@ class ThroughputEstimate:
             fixed_s, token_s = least_fixed, max((products - least_fixed * tokens) / squares, least_token)
         return fixed_s, token_s
 
-    def note_prediction(self, seconds: float, tokens: int) -> None:
-        """Learn from a batch whose end was awaited, so that its time is exact. Does nothing before `calibrate`.
+    def note_prediction(self, *, too_long: bool) -> None:
+        """Learn from a batch that was awaited until shortly before its predicted end.
 
-        Under load a device may be slower than it was when it was calibrated. A time that was seen too late would
-        confirm any prediction that a pause of the machine has made too long.
+        If it had ended before (`too_long`), predictions shrink, and recover slowly. They never exceed the calibrated
+        time: an awaited batch never ends before the loop looks, so measuring it would confirm any prediction that a
+        pause of the machine has made too long.
         """
-        if self._line is not None:
-            seen = seconds / _line_s(self._shortest, tokens)
-            self._share = min(_LONGEST, 1.02 * self._share, self._share + 0.1 * (seen - self._share))
-
-    def shorten_predictions(self) -> None:
-        """Learn from a batch that had ended well before its predicted end."""
-        self._share *= 0.7
+        self._share = 0.7 * self._share if too_long else min(1.0, 1.02 * self._share)
 
     def expected_s(self, tokens: int) -> float:
         """Shortest expected time of a batch; 0 before `calibrate`."""
-        if self._line is None:
-            return 0.0
-        return min(self._share * _line_s(self._shortest, tokens), _line_s(self._line, tokens))
+        return self._share * min(_line_s(self._shortest, tokens), _line_s(self._line, tokens)) if self._line else 0.0
 
 
 def _line_s(line: tuple[float, float], tokens: float) -> float:

@@ -24,40 +24,25 @@ def calibrated(fixed_s: float = FIXED_S, token_s: float = TOKEN_S, tokens: int =
 
 @given(st.lists(st.tuples(st.floats(0, 10), st.integers(1, 2 * BATCH)), max_size=60))
 def test_what_is_learned_is_bounded(batches: list[tuple[float, int]]) -> None:
-    """Whatever is measured: half of the calibrated time at least, and at most what a batch has taken.
-
-    A prediction is at most twice the calibrated time.
-    """
+    """Whatever is measured: half of the calibrated time at least, and at most what a batch has taken."""
     estimate = calibrated()
     for seconds, tokens in batches:
         estimate.add_batch(seconds, tokens)
-        estimate.note_prediction(seconds, tokens)
+        estimate.note_prediction(too_long=False)
         longest_s = max([FIXED_S, *(each for each, _ in batches)])
         assert FIXED_S / 2 <= estimate.fixed_s <= FIXED_S + 3 * longest_s
         assert 0 < estimate.tokens_per_s <= 2 / TOKEN_S
-        assert 0 < estimate.expected_s(500) <= 2 * (FIXED_S + 500 * TOKEN_S) + 1e-9
-
-
-@pytest.mark.parametrize("slower", [0.7, 1.0, 1.25, 1.6])
-def test_predictions_follow_a_device_under_load(slower: float) -> None:
-    """Also after a pause, in which the end of a batch was seen too late."""
-    estimate, lead_s = calibrated(), 0.1
-    real_s = slower * (FIXED_S + BATCH * TOKEN_S)
-    for number in range(200):
-        looked_s = max(estimate.expected_s(BATCH) - lead_s, 1.0 if number == 100 else 0.0)
-        seen_s = max(looked_s, real_s)
-        estimate.add_batch(seen_s, BATCH)
-        if real_s > looked_s:
-            estimate.note_prediction(seen_s, BATCH)
-        elif number != 100:
-            estimate.shorten_predictions()
-    assert estimate.expected_s(BATCH) == pytest.approx(real_s, rel=0.1)
+        assert estimate.expected_s(500) <= FIXED_S + 500 * TOKEN_S + 1e-9
 
 
 @given(
     st.floats(0.5, 20),
     st.floats(0.5, 20),
-    st.lists(st.integers(1, BATCH), min_size=2, max_size=5).filter(lambda sizes: max(sizes) > 8 * min(sizes)),
+    st.lists(st.integers(1, BATCH), min_size=2, max_size=5).filter(
+        lambda sizes: (
+            max(sizes) > max(8 * min(sizes), BATCH // 16)
+        )  # far from it, the first estimate of full ones counts
+    ),
 )
 def test_the_fixed_time_and_that_of_a_token_are_learned(fixed: float, token: float, sizes: list[int]) -> None:
     estimate = calibrated()
@@ -65,7 +50,7 @@ def test_the_fixed_time_and_that_of_a_token_are_learned(fixed: float, token: flo
         for tokens in sizes:
             estimate.add_batch(fixed * FIXED_S + token * TOKEN_S * tokens, tokens)
     for tokens in sizes:
-        assert estimate.seconds(tokens) == pytest.approx(fixed * FIXED_S + token * TOKEN_S * tokens, rel=0.35)
+        assert estimate.seconds(tokens) == pytest.approx(fixed * FIXED_S + token * TOKEN_S * tokens, rel=0.15)
 
 
 @pytest.mark.parametrize("tokens", [3, 12, 40, 200])
