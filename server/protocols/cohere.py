@@ -210,7 +210,9 @@ async def embed(context: RequestContext) -> tuple[bytes, bytes]:
     head = b'{"id":"%b","embeddings":' % response_id()
     meta = cohere_meta(version, encoded.tokens)
     tail = b',"texts":%b,"meta":%b,"response_type":"embeddings_%b"}' % (orjson.dumps(texts), meta, form)
-    return JSON, await join([head, *rows, tail])
+    rows.insert(0, head)
+    rows.append(tail)
+    return JSON, await join(rows)
 
 
 async def _write_type(vectors: npt.NDArray[np.float32], kind: EmbeddingType, *, whole: bool) -> list[bytes]:

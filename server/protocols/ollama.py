@@ -141,7 +141,9 @@ async def embed(context: RequestContext) -> tuple[bytes, bytes]:
     duration = round((time.perf_counter() - context.breakdown.started) * 1e9)
     head = b'{"model":%b,"embeddings":' % orjson.dumps(handle.name)
     tail = b',"total_duration":%d,"load_duration":0,"prompt_eval_count":%d}' % (duration, tokens)
-    return JSON, await join([head, *vectors, tail])
+    vectors.insert(0, head)
+    vectors.append(tail)
+    return JSON, await join(vectors)
 
 
 async def embeddings(context: RequestContext) -> tuple[bytes, bytes]:

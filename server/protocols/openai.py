@@ -171,9 +171,9 @@ async def embeddings(context: RequestContext) -> tuple[bytes, Body]:
     result = await context.run(encoded, tasks, dimensions=dimensions, normalize=normalize)
     raw = context.wants_raw
     if raw and tasks == Task.EMBED and number_type is None:
-        return context.raw(result.vectors)
+        return await context.raw(result.vectors)
     if raw and tasks == Task.MULTI:
-        return context.raw(result.vectors, result.rows[Task.MULTI].counts.tolist())
+        return await context.raw(result.vectors, result.rows[Task.MULTI].counts.tolist())
     base64 = request.encoding_format == "base64"
     if number_type is not None:
         quantized = await compute(result.vectors.size, quantize, result.vectors, number_type, whole=whole)

@@ -493,12 +493,12 @@ class RequestContext:
         accept = [value for name, value in self.scope["headers"] if name == b"accept"]
         return accept not in ([], [b"*/*"]) and prefers(OCTETS, JSON, accept)
 
-    def raw(self, vectors: npt.NDArray[np.float32], counts: Sequence[int] | None = None) -> tuple[bytes, Body]:
+    async def raw(self, vectors: npt.NDArray[np.float32], counts: Sequence[int] | None = None) -> tuple[bytes, Body]:
         """The response with float32 [n, d] as raw rows. `counts`: the rows of each text; None: one each."""
         self.headers.append((b"x-embedding-shape", b"%d,%d" % vectors.shape))
         if counts is not None:
             self.headers.append((b"x-sequence-rows", b",".join(b"%d" % count for count in counts)))
-        return OCTETS, raw_rows(vectors)
+        return OCTETS, await raw_rows(vectors)
 
     def response_headers(self, content_type: bytes, size: int) -> list[tuple[bytes, bytes]]:
         """The header fields of a response with a body of `size` bytes."""

@@ -28,7 +28,7 @@ NumberType = Literal["int8", "uint8", "binary", "ubinary"]
 _ID_PREFIX = secrets.token_hex(10).encode()  # of this process
 _ids = itertools.count()
 
-# Numbers that are written before the event loop runs other requests: about 1 ms.
+# Numbers that are written before the event loop runs other requests: less than 1 ms.
 _NUMBERS_AT_ONCE = 32 * 1024
 _NUMBERS_PER_PAIR = 8  # numbers that take as long as a pair
 _PAIRS_AT_ONCE = _NUMBERS_AT_ONCE // _NUMBERS_PER_PAIR
@@ -37,7 +37,7 @@ _BYTES_AT_ONCE = 1 << 20  # bytes that are joined at once; `bytes.join` releases
 
 
 class Pauses:
-    """Lets the event loop run other requests after every millisecond of writing."""
+    """Lets the event loop run other requests after each `_NUMBERS_AT_ONCE` numbers."""
 
     __slots__ = ("_written",)
 
@@ -81,14 +81,14 @@ async def base64_pieces(numbers: Vectors, dtype: str) -> list[bytes]:
         if first:
             await asyncio.sleep(0)
         with np.errstate(over="ignore"):  # what float16 cannot hold is infinite, as in vLLM
-            some = np.ascontiguousarray(numbers[first : first + step], dtype)
-        pieces.append(pybase64.b64encode(some.data))
+            part = np.ascontiguousarray(numbers[first : first + step], dtype)
+        pieces.append(pybase64.b64encode(part.data))
     pieces.append(b'"')
     return pieces
 
 
 async def join(pieces: list[bytes], separator: bytes = b"") -> bytes:
-    """Joins the pieces of a response, and empties the list. Many bytes are joined in a thread that releases the GIL."""
+    """Joins the pieces of a response: many bytes in a thread, which frees the pieces. `bytes.join` releases the GIL."""
     if sum(map(len, pieces)) < _BYTES_AT_ONCE:
         return separator.join(pieces)
     return await asyncio.to_thread(_join, pieces, separator)
@@ -104,8 +104,8 @@ async def nested_floats_json(vectors: Vectors, lengths: Sequence[int]) -> bytes:
     """`[[[…], …], …]`: the rows of float32 [T, d], grouped by `lengths` (which add up to T)."""
     pieces, first = [b"["], 0
     pauses = Pauses()
-    for length in lengths:
-        if first:
+    for index, length in enumerate(lengths):
+        if index:
             pieces.append(b",")
         pieces += await floats_pieces(vectors[first : first + length])
         first += length
@@ -224,10 +224,12 @@ def _openai_list(model: str, prompt_tokens: int) -> tuple[bytes, bytes]:
     return head, b'],"model":%b,"usage":%b}' % (orjson.dumps(model), usage)
 
 
-def raw_rows(vectors: Vectors) -> Body:
-    """Little-endian float32 [n, d], row after row. Many are a view, which keeps the memory of `vectors`."""
+async def raw_rows(vectors: Vectors) -> Body:
+    """Little-endian float32 [n, d], row after row. A copy: `vectors` may be a part of a batch's rows."""
     rows = _little_endian(vectors)
-    return rows.tobytes() if rows.size <= _NUMBERS_AT_ONCE else rows.data.cast("B")
+    if rows.size <= _NUMBERS_AT_ONCE:
+        return rows.tobytes()
+    return (await asyncio.to_thread(rows.copy)).data.cast("B")
 
 
 def _pairs(rows: TaskOutput, index: int) -> tuple[npt.NDArray[np.int32], Vectors]:

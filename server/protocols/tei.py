@@ -99,7 +99,7 @@ async def embed(context: RequestContext) -> tuple[bytes, Body]:
     encoded = await _tokenize(context, request)
     result = await context.run(encoded, dimensions=dimensions, normalize=request.normalize)
     if context.wants_raw:
-        return context.raw(result.vectors)
+        return await context.raw(result.vectors)
     return JSON, await floats_json(result.vectors)
 
 
@@ -120,7 +120,7 @@ async def embed_all(context: RequestContext) -> tuple[bytes, Body]:
     result = await context.run(await _tokenize(context, request, is_query), task)
     rows = result.rows[task]
     if context.wants_raw:
-        return context.raw(rows.values, rows.counts.tolist())
+        return await context.raw(rows.values, rows.counts.tolist())
     return JSON, await nested_floats_json(rows.values, rows.counts.tolist())
 
 

@@ -346,4 +346,5 @@ async def _write(
             pieces += await floats_pieces(rows)
         pieces.append(b"}")
         await pauses.after(rows.size)
-    return JSON, await join([*pieces, tail])
+    pieces.append(tail)
+    return JSON, await join(pieces)

@@ -166,6 +166,7 @@ def test_raw_token_vectors(late_interaction: Live, http: httpx.Client) -> None:
     rows, counts = raw(late_interaction.post("/embed_all", {"inputs": ["a, cat", [1010], "a"]}, headers=RAW))
     assert counts == [5, 0, 4]
     assert (rows[5:] == np.array(late_interaction.post("/embed_all", {"inputs": "a"}).json()[0], np.float32)).all()
+    assert [*map(len, late_interaction.post("/embed_all", {"inputs": [[1010], "a", [1010]]}).json())] == [0, 4, 0]
     hidden, counts = raw(http.post("/embed_all", json={"inputs": ["Hello, world", "a"]}, headers=RAW))
     assert (counts, hidden.shape[1]) == ([5, 3], 384)
     written = http.post("/embed_all", json={"inputs": ["Hello, world", "a"]}).json()
