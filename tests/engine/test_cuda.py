@@ -182,7 +182,7 @@ def made(tmp_path: Path, install: Install, request: pytest.FixtureRequest) -> tu
     ("change", "sentence"),
     [
         ({"attention": (Attention(None, 0),) * LAYERS}, "has windows of one token"),
-        ({"activation": "silu"}, "has silu in a feed-forward network without a gate"),
+        ({"activation": "silu", "gated": False}, "has silu in a feed-forward network without a gate"),
         ({"attention": (Attention(head_columns=520),) * LAYERS}, "has heads of 520 columns, over 512"),
         ({"layer_inputs": 12}, "has inputs of layers of 12 columns, which is not a multiple of 8"),
         (

@@ -22,6 +22,7 @@ from embert.engine.batch import PackedBatch, TaskOutput
 from embert.engine.encoders.base import Encoder
 from embert.engine.encoders.cpu import kernels
 from embert.engine.errors import EncoderError, InputError, UnsupportedModel
+from embert.engine.heads.embedding import EmbeddingHead
 from embert.engine.model import Model
 from embert.engine.tasks import Task
 from embert.engine.tokenization.encoded import TokenizeOptions
@@ -226,6 +227,11 @@ def test_no_texts(default_model: Model, tokenizer: engine.Tokenizer, float32_enc
     assert loaded.embed([]).shape == (0, 384)
     assert loaded.embed([], dimensions=5).shape == (0, 5)
     assert list(loaded.embed_iter([])) == []
+
+
+def test_a_row_of_zeros_stays_zeros(default_model: Model) -> None:
+    head = EmbeddingHead(default_model.folder, default_model.after_pooling)
+    assert not head(np.zeros((2, 384), np.float32)).any()
 
 
 @pytest.mark.cpu("kernels")

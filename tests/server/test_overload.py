@@ -184,6 +184,14 @@ def test_nobody_waits_beyond_the_deadline_of_the_request(slow: Live, hold_file: 
     until(lambda: slow.metrics()[TEXTS_RUN] == before + 1, what="the end of the batch that it was in")
 
 
+def test_the_servers_timeout_ends_a_request() -> None:
+    with live(*STAND_IN, "--request-timeout", "0.5") as server, server.held():
+        for headers in ({}, {"x-request-timeout": "100"}):
+            response = server.post("/embed", {"inputs": [[101, HELD, 102]]}, headers=headers)
+            assert response.status_code == 503
+            assert "within 0.5 s (--request-timeout)" in response.json()["error"]
+
+
 @pytest.mark.parametrize(
     ("given", "timeout_s", "set_by"), [(b"0.5", 0.5, "X-Request-Timeout"), (b"100", 60.0, "--request-timeout")]
 )

@@ -91,6 +91,15 @@ async def test_a_handshake_has_its_time(server: Serving, tls: Contexts) -> None:
 
 
 @scene()
+async def test_plain_http_is_closed(server: Serving, tls: Contexts) -> None:
+    client = await server.connect(plain=True)
+    await client.send(GET)
+    assert not (await client.reader.read()).startswith(b"HTTP")
+    await server.count(0)
+    assert not server.asked
+
+
+@scene()
 async def test_a_response_is_encrypted_as_its_client_reads(server: Serving, tls: Contexts) -> None:
     client = await server.connect()
     client.writer.transport.pause_reading()  # type: ignore[attr-defined]
