@@ -68,7 +68,7 @@ def test_all_lines_of_all_files(
 
 
 def test_a_block_is_bounded_in_bytes(tmp_path: Path) -> None:
-    """A text of more bytes is a block of its own, of whatever length."""
+    """A text of more bytes is a separate block of any length."""
     huge = "a " * (BLOCK_BYTES // 2 + 1000)
     (tmp_path / "lines").write_text(f"{'b' * (BLOCK_BYTES - 3)}\nc\nd\n{huge}\ne\n")
     source = LineReader([str(tmp_path / "lines")], Job())

@@ -1,4 +1,4 @@
-"""Parquet and CSV: rows of all files in order, from any row on; what is no text is refused."""
+"""Parquet and CSV: rows of all files in order, from any row on; values that are not texts are refused."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ def test_all_forms_of_a_response_hold_the_same_bits(http: httpx.Client) -> None:
 
 
 def test_embed_all_is_the_last_hidden_state(http: httpx.Client) -> None:
-    """Of all tokens, special ones too: their mean is the embedding before it is normalized."""
+    """The rows of all tokens, special ones included. Their mean is the embedding before it is normalized."""
     hidden = http.post("/embed_all", json={"inputs": TEXTS[:4]}).json()
     embeddings = http.post("/embed", json={"inputs": TEXTS[:4], "normalize": False}).json()
     for vectors, embedding in zip(hidden, embeddings, strict=True):
