@@ -25,6 +25,7 @@ from embert.server.http.errors import PayloadTooLarge
 from embert.server.protocols.fields import FIELDS
 from embert.server.protocols.ranking import join_rows
 from embert.server.protocols.request_context import JSON, RequestContext
+from embert.server.protocols.serialization import join
 from embert.server.registry.model_handle import Capability
 from embert.server.registry.tokenizing import TextPairs, check_texts
 from embert.server.request.request_body import (
@@ -223,7 +224,7 @@ async def zero_shot(context: RequestContext) -> tuple[bytes, bytes]:
         )
         for text, result in zip(texts, results, strict=True)
     )
-    return JSON, items if isinstance(request.inputs, str) else b"[%b]" % items
+    return JSON, items if isinstance(request.inputs, str) else await join([b"[", items, b"]"])
 
 
 def _check_hypotheses(template: str, labels: Sequence[str], limit: int) -> None:

@@ -1,6 +1,6 @@
 """Vectors to bytes.
 
-A number costs 18 ns as JSON, 1 ns as base64, and nothing as a raw row; a pair of a sparse vector costs 150 ns.
+A number costs 18 ns as JSON, 1 ns as base64, and a copy as a raw row; a pair of a sparse vector costs 150 ns.
 """
 
 from __future__ import annotations

@@ -154,7 +154,7 @@ async def predict(context: RequestContext) -> tuple[bytes, bytes]:
     # @huggingface/inference reads a list of lists without parameters, too.
     if is_single and parameters is None and not context.has_agent(b"@huggingface/inference"):
         return JSON, rows
-    return JSON, b"[%b]" % rows
+    return JSON, await join([b"[", rows, b"]"])
 
 
 def _pairs(inputs: str | list[str] | list[list[str]]) -> TextPairs:

@@ -143,7 +143,7 @@ async def score(context: RequestContext) -> tuple[bytes, bytes]:
     numbers = json_numbers(scores(logits[:, None], function)[:, 0])
     rows = await join_rows(b'{"index":%d,"object":"score","score":%b}' % row for row in enumerate(numbers))
     head, tail = _list("score", handle.name, encoded.tokens, completion_tokens=0)
-    return JSON, head + rows + tail
+    return JSON, await join([head, rows, tail])
 
 
 def _texts(request: ScoreRequest) -> tuple[tuple[str, str], list[str], list[str]]:
@@ -183,7 +183,7 @@ async def classify(context: RequestContext) -> tuple[bytes, bytes]:
     probabilities = scores(result.vectors, activation(classifier, raw=request.use_activation is False))
     rows = await join_rows(_class_rows(result.vectors, probabilities, classifier.labels))
     head, tail = _list("classify", handle.name, encoded.tokens, completion_tokens=0)
-    return JSON, head + rows + tail
+    return JSON, await join([head, rows, tail])
 
 
 def _class_rows(
