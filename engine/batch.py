@@ -63,7 +63,7 @@ class PackedBatch:
         return dataclasses.replace(self, tasks=mask)
 
     def with_queries(self, is_query: npt.NDArray[np.bool_]) -> PackedBatch:
-        """Returns the batch with queries: its other sequences that want CLASSIFY are scored with them."""
+        """Returns the batch with queries: its other sequences with CLASSIFY are scored with them."""
         tasks = np.full(self.sequences, Task.EMBED, np.uint8) if self.tasks is None else self.tasks
         return dataclasses.replace(self, is_query=is_query, tasks=np.where(is_query, np.uint8(0), tasks))
 

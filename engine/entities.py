@@ -60,7 +60,7 @@ class _Span(NamedTuple):
     words: tuple[str, ...]  # of the vocabulary
     start: int
     end: int
-    place: int  # of its first token in the sequence
+    position: int  # of its first token in the sequence
 
 
 def entities_of(
@@ -102,20 +102,22 @@ def _of_sequence(
     best = probabilities.argmax(1)
     if options.aggregation == "none":
         ignored = [label in options.ignored for label in labels]
-        places = [place for place, label in enumerate(best.tolist()) if starts[place] >= 0 and not ignored[label]]
+        positions = [
+            position for position, label in enumerate(best.tolist()) if starts[position] >= 0 and not ignored[label]
+        ]
     else:
-        places = [place for place, start in enumerate(starts) if start >= 0]
-    ids = spans.encoded.ids[tokens][places].tolist()
+        positions = [position for position, start in enumerate(starts) if start >= 0]
+    ids = spans.encoded.ids[tokens][positions].tolist()
     words = tokenizer.words(ids)
-    for place, (index, token_id) in enumerate(zip(places, ids, strict=True)):
+    for number, (index, token_id) in enumerate(zip(positions, ids, strict=True)):
         if token_id == tokenizer.unknown_id:
-            words[place] = text[starts[index] : stops[index]]
-    found = probabilities[places, best[places]].tolist()
-    rows = zip(best[places].tolist(), found, words, places, strict=True)
+            words[number] = text[starts[index] : stops[index]]
+    found = probabilities[positions, best[positions]].tolist()
+    rows = zip(best[positions].tolist(), found, words, positions, strict=True)
     of_tokens = [_Span(label, score, (word,), starts[i], stops[i], i) for label, score, word, i in rows]
     if options.aggregation == "none":
         return [
-            Entity(labels[span.label], span.score, span.words[0], span.start, span.end, span.place)
+            Entity(labels[span.label], span.score, span.words[0], span.start, span.end, span.position)
             for span in of_tokens
         ]
     if options.aggregation != "simple":
@@ -150,14 +152,14 @@ def _group(tokens: Sequence[_Span], continues: Iterator[bool]) -> list[list[_Spa
 def _word(tokens: Sequence[_Span], probabilities: Floats, tokenizer: Tokenizer, aggregation: Aggregation) -> _Span:
     """The tokens of a word, with one label."""
     if aggregation == "average":
-        averages = probabilities[[token.place for token in tokens]].mean(0)
+        averages = probabilities[[token.position for token in tokens]].mean(0)
         label = int(averages.argmax())
         score = float(averages[label])
     else:
         source = tokens[0] if aggregation == "first" else max(tokens, key=lambda token: token.score)
         label, score = source.label, source.score
     word = tokenizer.join([token.words[0] for token in tokens])
-    return _Span(label, score, (word,), tokens[0].start, tokens[-1].end, tokens[0].place)
+    return _Span(label, score, (word,), tokens[0].start, tokens[-1].end, tokens[0].position)
 
 
 def _entities(

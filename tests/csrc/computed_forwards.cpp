@@ -1,5 +1,5 @@
 // The encoder's host side before a device that computes on the CPU. Standard input: numbers and names, as
-// tests/csrc/computed.py writes them; arguments: gemm, dtype (DType; int8: of matrices), the file of all tensors'
+// test_computed_forwards.py writes them; arguments: gemm, dtype (DType; int8: of matrices), the file of all tensors'
 // bytes, and where results go, in FP32: the rows of all tokens, or logits of a model with a decider; the pooled
 // vectors; and LABEL_MASS, where the model has it.
 
