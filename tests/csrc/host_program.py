@@ -14,8 +14,6 @@ from pathlib import Path
 
 import pytest
 
-__all__ = ["CSRC", "HOST_SIDE", "build", "output_of"]
-
 CSRC = Path(__file__).parents[2] / "csrc"
 OBJECTS = CSRC.parent / "build" / "host-objects"
 OPTIONS = ("-std=c++17", "-O1")

@@ -15,8 +15,6 @@ from embert.engine.quantization.rows import product
 from embert.engine.weights.checkpoint import Checkpoint
 from tests.oracles.int8_rows import block_rows, quarter_rows
 
-__all__ = ["hidden_state", "quantized_rows"]
-
 Floats = npt.NDArray[np.float32]
 Ints = npt.NDArray[np.int32]
 

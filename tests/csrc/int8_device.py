@@ -12,8 +12,6 @@ from embert.engine.quantization.blocks import block_weight, quarter_weight
 from tests.csrc import reference as ref
 from tests.csrc.device import Device
 
-__all__ = ["EPSILON", "Floats", "Product", "sums_of"]
-
 EPSILON = 1e-12
 Floats = npt.NDArray[Any]
 

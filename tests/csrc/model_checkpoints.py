@@ -23,8 +23,6 @@ from tests.oracles.jina_v3 import flash, peft
 from tests.oracles.model_cases import JINA, JINA_BERT, PEFT, ROUTED, build, byte_level
 from tests.oracles.nomic_bert import EXPERTS, Older
 
-__all__ = ["ModelCheckpoint", "check_rounding", "model_checkpoint"]
-
 Doubles = npt.NDArray[np.float64]
 
 

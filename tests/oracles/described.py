@@ -16,8 +16,6 @@ from embert.engine.models.encoder_config import Attention, Convolution, Experts,
 from embert.engine.models.tensor_names import TOKEN_TYPE_EMBEDDINGS, TensorNames, WeightMapping
 from tests.oracles.model_cases import build, byte_level
 
-__all__ = ["ARCHITECTURES", "described"]
-
 HIDDEN, HEADS, LAYERS, INNER = 64, 2, 3, 96
 ROTARY = Rotary(10000.0, HIDDEN // HEADS)
 GLOBAL, LOCAL = Attention(Rotary(160000.0, HIDDEN // HEADS)), Attention(ROTARY, 8)

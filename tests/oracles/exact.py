@@ -15,8 +15,6 @@ from embert import engine
 from embert.engine.tasks import Task
 from tests.oracles.model_cases import byte_level
 
-__all__ = ["Doubles", "Ids", "cosines", "hidden_states", "near"]
-
 Ids = npt.NDArray[np.int32]
 Doubles = npt.NDArray[np.float64]
 

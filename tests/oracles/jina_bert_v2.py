@@ -15,8 +15,6 @@ from tests.oracles.exact import Doubles, Ids
 from tests.oracles.model_cases import write_modules
 from tests.oracles.own_code import OwnCode, attend
 
-__all__ = ["CONFIG", "HIDDEN", "VOCABULARY", "JinaBert"]
-
 HIDDEN, INNER, VOCABULARY, EPSILON = 48, 80, 64, 1e-12
 ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {"geglu": F.gelu, "reglu": F.relu, "original": F.gelu}
 CONFIG = {

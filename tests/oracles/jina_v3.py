@@ -19,8 +19,6 @@ from safetensors.torch import save_file
 
 from tests.oracles.model_cases import byte_level, write_modules
 
-__all__ = ["INSTRUCTIONS", "TASKS", "VOCABULARY", "Jina", "flash", "peft"]
-
 TASKS = ("retrieval.query", "retrieval.passage", "separation", "classification", "text-matching")
 INSTRUCTIONS = {"retrieval.query": "query: ", "retrieval.passage": "text: "}
 RANK, ALPHA, THETA, VOCABULARY = 4, 6.0, 20000.0, 300

@@ -14,19 +14,6 @@ from safetensors.torch import save_file
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-__all__ = [
-    "HEAD_CASES",
-    "MASKED_LM_CASES",
-    "MODEL_CASES",
-    "SHORT_CASES",
-    "build",
-    "byte_level",
-    "hugging_face",
-    "list_modules",
-    "unigram",
-    "write_modules",
-]
-
 BERT_LIKE = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 96}
 ROBERTA_LIKE = {**BERT_LIKE, "type_vocab_size": 1, "max_position_embeddings": 130}
 NARROW = {**BERT_LIKE, "max_position_embeddings": 128, "embedding_size": 24}

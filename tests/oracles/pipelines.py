@@ -15,8 +15,6 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 from embert import engine
 from tests.oracles.model_cases import build, byte_level, unigram
 
-__all__ = ["LABELS", "NLI", "random_texts", "write"]
-
 LABELS = ("O", "B-PER", "I-PER", "B-LOC", "I-LOC", "MISC")
 NLI = ("contradiction", "neutral", "Entailment")
 LENGTH = 48  # tokens of a sequence

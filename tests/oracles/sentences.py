@@ -10,8 +10,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-__all__ = ["cross_encoder", "embeddings", "logits", "sentence_transformer"]
-
 Floats = npt.NDArray[np.float32]
 
 
