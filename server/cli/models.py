@@ -50,12 +50,12 @@ def plan(
         _check(config, model)
         models.append((config, model))
     plans = _with_devices(models)
-    for plan in plans:
-        _log_model(plan, several=len(configs) > 1)
+    for each in plans:
+        _log_model(each, several=len(configs) > 1)
     if too_large := _check_memory(plans):
         for reason in too_large.values():
             log.error("%s", reason)
-        plans = _with_devices([(plan.start.config, plan.model) for plan in plans if plan.start.name not in too_large])
+        plans = _with_devices([(each.start.config, each.model) for each in plans if each.start.name not in too_large])
     return plans, broken | too_large
 
 

@@ -223,8 +223,8 @@ class Router:
             return await pending.future
         except BaseException as error:
             # The engine records the wait in the queue of what it runs.
-            is_wait = isinstance(error, asyncio.CancelledError | Unavailable)
-            if trace is not None and is_wait and not self._has_run(pending):
+            is_unserved = isinstance(error, asyncio.CancelledError | Unavailable)
+            if trace is not None and is_unserved and not self._has_run(pending):
                 trace.stage("queue", now, time.monotonic(), str(error) or "the client has left")
             if isinstance(error, asyncio.CancelledError):
                 self._cancel(pending)

@@ -61,8 +61,9 @@ async def predict(context: RequestContext, handler: Handler) -> tuple[bytes, byt
         for worker in workers:
             worker.cancel()
         await asyncio.gather(*workers, return_exceptions=True)
-    rest = (piece for body in bodies[1:] for piece in (b",", body))
-    return JSON, await join([b'{"predictions":[', bodies[0], *rest, b"]}"])
+    bodies[0] = b'{"predictions":[' + bodies[0]
+    bodies[-1] += b"]}"
+    return JSON, await join(bodies, b",")
 
 
 def _instance_error(part: RequestContext, mistake: ServerError | InputError, index: int) -> ServerError:
